@@ -85,17 +85,17 @@ def callable_named(name: str) -> Callable[..., Any]:
             "level of a module, or module:name(argument=value) with arguments of plain data"
         )
     try:
-        found: Any = operator.attrgetter(parsed.path)(importlib.import_module(parsed.module))
+        member: Any = operator.attrgetter(parsed.path)(importlib.import_module(parsed.module))
     except Exception as error:  # whatever the module does when it is imported
         raise ConfigError(
             f"{name} cannot be imported ({type(error).__name__}: {error}); start the command in "
             "the folder of the program, or install the module"
         ) from error
-    if not callable(found):
-        raise ConfigError(f"{name} is {found!r:.100}; it must be a function or a class")
+    if not callable(member):
+        raise ConfigError(f"{name} is {member!r:.100}; it must be a function or a class")
     if parsed.args or parsed.kwargs:
-        return functools.partial(found, *parsed.args, **parsed.kwargs)
-    return found  # type: ignore[no-any-return]
+        return functools.partial(member, *parsed.args, **parsed.kwargs)
+    return member  # type: ignore[no-any-return]
 
 
 def is_callable_name(text: str) -> bool:
@@ -192,12 +192,12 @@ def _parsed(name: str) -> _Parsed | None:
             module,
             path,
             [*map(_literal, args)],
-            {str(one.arg): _literal(one.value) for one in keywords},
+            {str(keyword.arg): _literal(keyword.value) for keyword in keywords},
         )
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
     names = (*module.split("."), *path.split("."))
-    return parsed if all(one.isidentifier() for one in names) else None
+    return parsed if all(keyword.isidentifier() for keyword in names) else None
 
 
 def _literal(node: ast.expr) -> Any:
@@ -259,16 +259,16 @@ def _as_plain(value: Any) -> Any:
 def _attribute(value: Any, name: str) -> str:
     """Return an attribute that is text; empty: it has none."""
     with contextlib.suppress(Exception):  # of a property
-        found = getattr(value, name, "")
-        return found if isinstance(found, str) else ""
+        text = getattr(value, name, "")
+        return text if isinstance(text, str) else ""
     return ""
 
 
 def _path_in(module: Any, function: Any, name: str) -> str:
     """Return by which name a module has this very function; empty: by none."""
     with contextlib.suppress(Exception):  # a module may have properties too
-        found = operator.attrgetter(name)(module)
-        if found is function or (isinstance(found, types.MethodType) and found == function):
+        member = operator.attrgetter(name)(module)
+        if member is function or (isinstance(member, types.MethodType) and member == function):
             return name
     names = vars(module) if isinstance(function, _CALLABLES) and module is not None else {}
     return next((variable for variable, item in names.items() if item is function), "")

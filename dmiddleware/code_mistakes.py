@@ -18,7 +18,7 @@ from dmiddleware.terminal import needs_terminal
 
 __all__ = ["ERRORS_OF_PEERS", "ErrorSummary", "is_code_mistake"]
 
-_OF_THE_CODE: Final = (
+_CODE_ERRORS: Final = (
     ImportError,
     SyntaxError,
     NameError,
@@ -34,7 +34,7 @@ _OF_THE_CODE: Final = (
 ERRORS_OF_PEERS: Final = (RouterError, EventError)
 """Errors that other processes cause, whatever was raised from them."""
 
-_OF_ENVS: Final = "gymnasium.error"
+_GYMNASIUM_ERRORS: Final = "gymnasium.error"
 """The module of the errors of Gymnasium, which says so if an env does not exist for example."""
 
 
@@ -44,7 +44,7 @@ def is_code_mistake(error: BaseException | None) -> bool:
         return False
     if isinstance(error, BaseExceptionGroup) and any(map(is_code_mistake, error.exceptions)):
         return True
-    if isinstance(error, _OF_THE_CODE) or type(error).__module__ == _OF_ENVS:
+    if isinstance(error, _CODE_ERRORS) or type(error).__module__ == _GYMNASIUM_ERRORS:
         return True
     return needs_terminal(error) or is_code_mistake(_reason_of(error))
 
@@ -85,7 +85,7 @@ def _reason_of(error: BaseException) -> BaseException | None:
 
 
 def _is_everywhere(kind: type) -> bool:
-    return kind.__module__ in ("builtins", "dmiddleware.errors", _OF_ENVS)
+    return kind.__module__ in ("builtins", "dmiddleware.errors", _GYMNASIUM_ERRORS)
 
 
 def _text_of(error: Exception) -> str:

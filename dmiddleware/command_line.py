@@ -223,7 +223,7 @@ def offered_options(main: Callable[..., Any], arguments: Sequence[str]) -> Offer
     line = _CommandLine(main)
     with _as_error(main):
         line.take_defaults(_configs_of(arguments), arguments)
-    return OfferedOptions(dict(line.flags()), {one.option for one in line.chosen.values()})
+    return OfferedOptions(dict(line.flags()), {choice.option for choice in line.chosen.values()})
 
 
 def check_arguments(main: Callable[..., Any], arguments: Sequence[str]) -> None:
@@ -288,12 +288,12 @@ def _configs_of(arguments: Sequence[str]) -> list[str]:
     """Return what ``--config`` names, in order."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", action="append", default=[])
-    found: list[str] = parser.parse_known_args(arguments)[0].config
-    return found
+    configs: list[str] = parser.parse_known_args(arguments)[0].config
+    return configs
 
 
 def _without_help(arguments: Sequence[str]) -> list[str]:
-    return [one for one in arguments if one not in ("-h", "--help")]
+    return [argument for argument in arguments if argument not in ("-h", "--help")]
 
 
 class _CommandLine:
@@ -305,16 +305,16 @@ class _CommandLine:
         self._text = documented.description or ""
         self._class = _settings_of(main)
         self._meanings = {
-            one.arg_name: _sentence(one.description or "") for one in documented.params
+            info.arg_name: _sentence(info.description or "") for info in documented.params
         }
         self._values: dict[str, Any] = {
-            one.name: one.default for one in describe(self._class) if one.default is not MISSING
+            info.name: info.default for info in describe(self._class) if info.default is not MISSING
         }
         self.chosen = {
-            one.name: found
-            for one in describe(self._class)
-            for found in getattr(one.hint, "__metadata__", ())
-            if isinstance(found, DefaultsBy)
+            info.name: mark
+            for info in describe(self._class)
+            for mark in getattr(info.hint, "__metadata__", ())
+            if isinstance(mark, DefaultsBy)
         }
 
     @property
@@ -329,11 +329,11 @@ class _CommandLine:
 
     def refuse_foreign(self, arguments: Sequence[str]) -> None:
         """Answer an option under the name that another library gives it with ours, and exit."""
-        known = [f"--{name.replace('_', '-')}" for name, _ in self.flags()]
+        flags = [f"--{name.replace('_', '-')}" for name, _ in self.flags()]
         for word in arguments:
             option = word.partition("=")[0].replace("_", "-")
-            hint = hint_for(option, known) if option.startswith("--") else None
-            if hint and option not in known:
+            hint = hint_for(option, flags) if option.startswith("--") else None
+            if hint and option not in flags:
                 self.fail(f"Unrecognized option {option}; {hint}")
 
     def take_defaults(self, configs: Sequence[str], arguments: Sequence[str]) -> None:
@@ -343,13 +343,13 @@ class _CommandLine:
             ConfigError: if a file has something else than options and their values.
             RegistryError: if the zoo has no such algorithm.
         """
-        found = [(_options_in(config), config) for config in configs]
-        for values, at in found:
+        read = [(_options_in(config), config) for config in configs]
+        for values, at in read:
             self._take(values, at, chosen=False)
         if self.chosen:
-            names = {one.name for one in describe(self._class)} - self.chosen.keys()
+            names = {info.name for info in describe(self._class)} - self.chosen.keys()
             self._choose(self._parse(_without_help(arguments), only=names))
-        for values, at in found:
+        for values, at in read:
             self._refuse_unknown(values, at)
             self._take(values, at, chosen=True)
 
@@ -366,18 +366,18 @@ class _CommandLine:
 
     def _choose(self, others: Mapping[str, Any]) -> None:
         """Take the settings that the values of other options choose."""
-        self._values |= {name: one.of(others) for name, one in self.chosen.items()}
+        self._values |= {name: choice.of(others) for name, choice in self.chosen.items()}
 
     def _take(self, values: Mapping[str, Any], at: str, *, chosen: bool) -> None:
-        known = {one.name: one for one in describe(self._class)}
+        fields = {info.name: info for info in describe(self._class)}
         for name, value in values.items():
-            if name in known and (name in self.chosen) is chosen:
+            if name in fields and (name in self.chosen) is chosen:
                 self._values[name] = _from_plain(
-                    known[name].hint, value, self._values.get(name), f"{at}: {name}"
+                    fields[name].hint, value, self._values.get(name), f"{at}: {name}"
                 )
 
     def _refuse_unknown(self, values: Mapping[str, Any], at: str) -> None:
-        known = {one.name: one for one in describe(self._class)}
+        known = {info.name: info for info in describe(self._class)}
         _refuse_unknown(values, known, at, [name for name, _ in self.flags()])
 
     def read(self, arguments: Sequence[str]) -> dict[str, Any]:
@@ -394,7 +394,7 @@ class _CommandLine:
         import tyro
 
         cli: Any = tyro.cli
-        found = cli(
+        values = cli(
             self._class,
             args=list(arguments),
             prog=self._prog,
@@ -403,8 +403,8 @@ class _CommandLine:
             add_help=only is None,
             return_unknown_args=only is not None,
         )
-        given: dict[str, Any] = found if only is None else found[0]
-        return given
+        options: dict[str, Any] = values if only is None else values[0]
+        return options
 
     def fail(self, message: str) -> NoReturn:
         """Print a message as tyro does, and exit."""
@@ -437,17 +437,17 @@ class _CommandLine:
         from tyro.constructors import StructConstructorSpec
 
         offered = [
-            _Offered.of(self._described(one))
-            for one in describe(self._class)
-            if only is None or one.name in only
+            _Offered.of(self._described(info))
+            for info in describe(self._class)
+            if only is None or info.name in only
         ]
         config = _Offered("config", UseAppendAction[tuple[str, ...]], (), _CONFIG_HELP)
 
         def make(config: tuple[str, ...] = (), **given: Any) -> dict[str, Any]:
-            own = _merged({one.name: given.pop(one.name) for one in offered}, self._values)
-            return _checked(self._class, own)
+            options = _merged({info.name: given.pop(info.name) for info in offered}, self._values)
+            return _checked(self._class, options)
 
-        specs = tuple(one.spec() for one in (config, *offered))
+        specs = tuple(info.spec() for info in (config, *offered))
         return StructConstructorSpec(make, specs)
 
     def _described(self, info: SettingInfo) -> SettingInfo:
@@ -498,19 +498,19 @@ def _spec_of(cls: type[Settings], default: Settings | None) -> Any:
 
     infos = describe(cls)
     if default is not None:
-        infos = [dataclasses.replace(one, default=getattr(default, one.name)) for one in infos]
-    hidden = {one.name: one.default for one in infos if one.by_program}
+        infos = [dataclasses.replace(info, default=getattr(default, info.name)) for info in infos]
+    hidden = {info.name: info.default for info in infos if info.by_program}
     hidden = {name: value for name, value in hidden.items() if value is not MISSING}
 
-    defaults = {one.name: one.default for one in infos}
+    defaults = {info.name: info.default for info in infos}
 
-    def make(**given: Any) -> Settings:
-        changed = {name: given[name] for name in cls.exclusive if given[name] != defaults[name]}
-        given |= taken_back(cls, changed) | changed
-        return cls(**hidden, **_merged(given, defaults))
+    def make(**options: Any) -> Settings:
+        changed = {name: options[name] for name in cls.exclusive if options[name] != defaults[name]}
+        options |= taken_back(cls, changed) | changed
+        return cls(**hidden, **_merged(options, defaults))
 
     return StructConstructorSpec(
-        make, tuple(_Offered.of(one).spec() for one in infos if not one.by_program)
+        make, tuple(_Offered.of(info).spec() for info in infos if not info.by_program)
     )
 
 
@@ -525,23 +525,25 @@ def _merged(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
 
 
 def _checked(cls: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
-    made = cls(**given)
-    return {name: getattr(made, name) for name in given}
+    settings = cls(**given)
+    return {name: getattr(settings, name) for name in given}
 
 
 def _flags(path: str, info: SettingInfo, default: Any) -> Iterator[tuple[str, bool]]:
     if not isinstance(default, Settings):
         yield path, members_of(info.hint) == [bool] and default is not MISSING
         return
-    for one in describe(type(default)):
-        if not one.by_program:
-            yield from _flags(f"{path}.{one.name}", one, getattr(default, one.name))
+    for field in describe(type(default)):
+        if not field.by_program:
+            yield from _flags(f"{path}.{field.name}", field, getattr(default, field.name))
 
 
 def _parameters(main: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(main).parameters
-    return {name: one for name, one in parameters.items() if one.kind not in skipped}
+    return {
+        name: parameter for name, parameter in parameters.items() if parameter.kind not in skipped
+    }
 
 
 def _settings_of(main: Callable[..., Any]) -> type[Settings]:
@@ -555,9 +557,9 @@ def _settings_of(main: Callable[..., Any]) -> type[Settings]:
                 "type; annotate it, such as seed: int = 0"
             )
     defaults = {
-        name: _field(one.default)
-        for name, one in parameters.items()
-        if one.default is not inspect.Parameter.empty
+        name: _field(parameter.default)
+        for name, parameter in parameters.items()
+        if parameter.default is not inspect.Parameter.empty
     }
     annotations = {name: _checkable(hints[name]) for name in parameters}
     namespace = {"__annotations__": annotations, "__module__": main.__module__, **defaults}
@@ -576,7 +578,7 @@ def _checkable(hint: Any) -> Any:
         from pydantic import InstanceOf
 
         return typing.cast(Any, InstanceOf)[hint]
-    chosen = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, DefaultsBy)]
+    chosen = [mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, DefaultsBy)]
     return Annotated[Any, chosen[0]] if chosen else hint
 
 
@@ -656,12 +658,12 @@ def _plain(value: Any) -> Any:
     """Return a value as YAML can write it, without the settings that programs set themselves."""
     if isinstance(value, Settings):
         return {
-            one.name: _plain(getattr(value, one.name))
-            for one in describe(type(value))
-            if not one.by_program
+            info.name: _plain(getattr(value, info.name))
+            for info in describe(type(value))
+            if not info.by_program
         }
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(info) for info in value]
     if callable(value) and not isinstance(value, enum.Enum | Schedule):
         return name_of(value)
     return plain_values(value)
@@ -671,7 +673,9 @@ def _from_plain(hint: Any, value: Any, default: Any, at: str) -> Any:
     """Return a value that a file has as a parameter takes it."""
     kinds = [type(default)] if isinstance(default, Settings) else []
     kinds += [
-        one for one in members_of(hint) if isinstance(one, type) and issubclass(one, Settings)
+        member
+        for member in members_of(hint)
+        if isinstance(member, type) and issubclass(member, Settings)
     ]
     if kinds and not (value is None and type(None) in members_of(hint)):
         return _group_from_plain(kinds, value, default, at)
@@ -692,8 +696,8 @@ def _refuse_described(value: Any, at: str) -> None:
             f"{at} was {value} in that run, which no file can hold; start the program"
         )
     parts = value.values() if isinstance(value, Mapping) else value
-    for one in parts if isinstance(parts, list | ValuesView) else ():
-        _refuse_described(one, at)
+    for part in parts if isinstance(parts, list | ValuesView) else ():
+        _refuse_described(part, at)
 
 
 def _group_from_plain(
@@ -706,14 +710,14 @@ def _group_from_plain(
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{at} must have options by name, got {value!r:.100}")
-    offered = {kind: {one.name: one for one in describe(kind)} for kind in kinds}
-    kind = next((one for one in kinds if value.keys() <= offered[one].keys()), kinds[0])
-    known = offered[kind]
-    _refuse_unknown(value, known, at)
+    offered = {kind: {item.name: item for item in describe(kind)} for kind in kinds}
+    kind = next((item for item in kinds if value.keys() <= offered[item].keys()), kinds[0])
+    fields = offered[kind]
+    _refuse_unknown(value, fields, at)
     base = default if type(default) is kind else None
     changes = {
-        name: _from_plain(known[name].hint, one, getattr(base, name, None), f"{at}.{name}")
-        for name, one in value.items()
+        name: _from_plain(fields[name].hint, item, getattr(base, name, None), f"{at}.{name}")
+        for name, item in value.items()
     }
     try:
         if base is None:
@@ -762,7 +766,7 @@ def _schedules(info: Any) -> Any:
 def _texts_of_functions(info: Any) -> Any:
     """Read only text where a function is possible too, which no text can be."""
     kinds = members_of(info.type)
-    if not any(typing.get_origin(one) is Callable or one is Callable for one in kinds):
+    if not any(typing.get_origin(kind) is Callable or kind is Callable for kind in kinds):
         return None
 
     def write(value: Any) -> str:
@@ -782,7 +786,7 @@ def _mappings(info: Any) -> Any:
         metavar="NAME=VALUE",
         instance_from_str=lambda texts: dict(map(_pair, texts)),
         is_instance=lambda value: isinstance(value, Mapping),
-        str_from_instance=lambda value: [f"{name}={_flow(one)}" for name, one in value.items()],
+        str_from_instance=lambda value: [f"{name}={_flow(item)}" for name, item in value.items()],
     )
 
 

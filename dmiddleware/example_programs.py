@@ -37,11 +37,11 @@ def _sources() -> list[Path]:
     if (clone.parent / "pyproject.toml").is_file():
         return sorted(clone.glob("*.py"))
     files = distribution("dmiddleware").files or []
-    ours = (one for one in files if _PLACE in one.as_posix() and one.suffix == ".py")
-    found = [Path(str(one.locate())).resolve() for one in ours]
-    if not any(one.is_file() for one in found):
+    ours = (file for file in files if _PLACE in file.as_posix() and file.suffix == ".py")
+    paths = [Path(str(file.locate())).resolve() for file in ours]
+    if not any(file.is_file() for file in paths):
         raise ConfigError("the examples were not installed with dmiddleware; install it again")
-    return sorted(found)
+    return sorted(paths)
 
 
 @click.command("examples", context_settings={"help_option_names": ["-h", "--help"]})
@@ -57,7 +57,7 @@ def examples_command(folder: Path) -> None:
         copied = copy_examples(folder)
     except (DMiddlewareError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    programs = [one for one in copied if "__main__" in one.read_text(encoding="utf-8")]
+    programs = [file for file in copied if "__main__" in file.read_text(encoding="utf-8")]
     where = "" if folder.samefile(".") else f"cd {folder} && "
     click.echo(f"wrote {len(programs)} programs to {folder / 'examples'}; the first one to run:")
     click.echo(f"  {where}python -m examples.cartpole_dqn")

@@ -10,7 +10,7 @@ from typing import Final
 
 __all__ = ["explained", "naming_the_limit"]
 
-_OF_THE_SYSTEM: Final = "raise fs.file-max, or end other programs"
+_SYSTEM_REMEDY: Final = "raise fs.file-max, or end other programs"
 _MOST: Final = 1 << 20
 
 
@@ -18,7 +18,7 @@ def explained(error: BaseException) -> str:
     """Return the text of an error; too many open files with their number, limit and remedy."""
     number = getattr(error, "errno", None)
     if number == errno.ENFILE:
-        return f"the system has too many files and sockets open; {_OF_THE_SYSTEM}"
+        return f"the system has too many files and sockets open; {_SYSTEM_REMEDY}"
     if number != errno.EMFILE:
         return str(error)
     return (

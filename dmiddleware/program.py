@@ -40,6 +40,6 @@ def run_program(main: Callable[..., R], arguments: Sequence[str] | None = None) 
             the help; with 130, after Ctrl-C.
         BaseException: what the program raises.
     """
-    given = arguments_of(main, sys.argv[1:] if arguments is None else list(arguments))
-    with called_as(main, given), exit_after_ctrl_c():
-        return main(**given)
+    options = arguments_of(main, sys.argv[1:] if arguments is None else list(arguments))
+    with called_as(main, options), exit_after_ctrl_c():
+        return main(**options)

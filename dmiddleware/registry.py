@@ -24,10 +24,10 @@ def nearest(name: str, known: Iterable[str], *, n: int = 3) -> list[str]:
     Dotted names are compared by their last parts. A name that is merely similar is left out, since
     no suggestion is better than a wrong one.
     """
-    wanted = _leaf(name)
-    scores = {other: _similarity(wanted, _leaf(other)) for other in known}
-    close = [other for other, score in scores.items() if score >= _TYPO]
-    return sorted(close, key=lambda other: -scores[other])[:n]
+    leaf = _leaf(name)
+    scores = {candidate: _similarity(leaf, _leaf(candidate)) for candidate in known}
+    close = [candidate for candidate, score in scores.items() if score >= _TYPO]
+    return sorted(close, key=lambda candidate: -scores[candidate])[:n]
 
 
 def _leaf(name: str) -> str:
@@ -90,10 +90,14 @@ class Registry(Generic[T]):
         """
 
         def decorate(entry: V) -> V:
-            known = self._entries.get(name)
-            if known is not None and known is not entry and not _same_definition(known, entry):
+            registered = self._entries.get(name)
+            if (
+                registered is not None
+                and registered is not entry
+                and not _same_definition(registered, entry)
+            ):
                 raise RegistryError(
-                    f"the {self._kind} name {name!r} is already registered for {known!r}; "
+                    f"the {self._kind} name {name!r} is already registered for {registered!r}; "
                     f"choose another name for {entry!r}"
                 )
             self._entries[name] = entry  # type: ignore[assignment]

@@ -41,13 +41,13 @@ def check_key(key: bytes, *, source: str) -> bytes:
     Raises:
         ConfigError: if it is too short, or has too few different characters.
     """
-    for n, least, what in (
+    for n, least, unit in (
         (len(key), MIN_KEY_LENGTH, "characters"),
         (len(set(key)), MIN_DIFFERENT, "different characters"),
     ):
         if n < least:
             raise ConfigError(
-                f"the key in {source} has {n} {what}, but needs at least {least}; "
+                f"the key in {source} has {n} {unit}, but needs at least {least}; "
                 "make one with: openssl rand -hex 32"
             )
     return key

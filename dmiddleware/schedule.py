@@ -162,24 +162,26 @@ class Schedule:
             return setting
         if not isinstance(setting, Mapping):
             return cls.constant(setting)
-        given = {key: value for key, value in setting.items() if value is not None}
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in given:
-            if key not in known:
-                near = nearest(key, known, n=1) or known
+        options = {key: value for key, value in setting.items() if value is not None}
+        names = [field.name for field in dataclasses.fields(cls)]
+        for key in options:
+            if key not in names:
+                near = nearest(key, names, n=1) or names
                 raise ConfigError(
                     f"a schedule has no key {key!r}; did you mean: {', '.join(near)}?"
                 )
-        kind = given.pop("type", "linear")
+        kind = options.pop("type", "linear")
         if kind == "exp":  # DI-engine's name
             kind = "exponential"
         if kind == "piecewise":
-            return cls.piecewise(given.get("points", ()), by=given.get("by", "env_step"))
+            return cls.piecewise(options.get("points", ()), by=options.get("by", "env_step"))
         if kind == "constant":
-            given["end"] = given.get("start")
-        if not {"start", "end"} <= set(given):
-            raise ConfigError(f"a schedule of type {kind!r} needs start and end, got {dict(given)}")
-        return cls(type=kind, **given)
+            options["end"] = options.get("start")
+        if not {"start", "end"} <= set(options):
+            raise ConfigError(
+                f"a schedule of type {kind!r} needs start and end, got {dict(options)}"
+            )
+        return cls(type=kind, **options)
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
@@ -203,7 +205,7 @@ class Schedule:
                     raise SyntaxError
             keys = ("points", "by") if kind == "piecewise" else ("start", "end", "decay", "by")
             values = dict(zip(keys[: len(given)], map(_literal, given), strict=True))
-            named_values = {str(one.arg): _literal(one.value) for one in named}
+            named_values = {str(keyword.arg): _literal(keyword.value) for keyword in named}
         except (SyntaxError, ValueError):
             raise ConfigError(
                 f"a schedule must be like linear(1e-3, 0, 1000), and one of {', '.join(_TYPES)}; "
@@ -314,8 +316,8 @@ LearningRate: TypeAlias = Annotated[float | Schedule, Scheduled(Positive, reach=
 
 def scheduled_in_updates(hint: Any) -> bool:
     """Return whether a type hint is that of a setting that may be a schedule and updates read."""
-    found = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Scheduled)]
-    return bool(found) and found[-1].in_updates
+    marks = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Scheduled)]
+    return bool(marks) and marks[-1].in_updates
 
 
 def _literal(node: ast.expr) -> Any:

@@ -36,6 +36,7 @@ from typing import (
     ClassVar,
     Concatenate,
     Final,
+    Generic,
     Literal,
     ParamSpec,
     Protocol,
@@ -71,6 +72,7 @@ __all__ = [
     "Positive",
     "SettingInfo",
     "Settings",
+    "TakesSettings",
     "Whole",
     "checked",
     "describe",
@@ -88,9 +90,10 @@ __all__ = [
 ]
 
 S = TypeVar("S", bound="Settings")
-S_co = TypeVar("S_co", bound="Settings", covariant=True)
+S_contra = TypeVar("S_contra", bound="Settings", contravariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 A1 = TypeVar("A1")
 A2 = TypeVar("A2")
 A3 = TypeVar("A3")
@@ -394,52 +397,63 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         ) from None
 
 
-class _TakesSettings(Protocol[P, S_co]):
+class _FromSettings(Protocol[P, S_contra, R_co]):
+    """A function of settings, with those that differ by keyword; or of their fields."""
+
+    @overload
+    def __call__(self, settings: S_contra, /, **changes: Any) -> R_co: ...
+
+    @overload
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+
+class _TakesSettings(Protocol[P, S]):
     """Replaces a function's last parameter, its settings, by their fields."""
 
     @overload
-    def __call__(self, function: Callable[[A1, S_co], R], /) -> Callable[Concatenate[A1, P], R]: ...
+    def __call__(self, function: Callable[[S], R], /) -> _FromSettings[P, S, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[[A1, S], R], /) -> Callable[Concatenate[A1, P], R]: ...
 
     @overload
     def __call__(
-        self, function: Callable[[A1, A2, S_co], R], /
+        self, function: Callable[[A1, A2, S], R], /
     ) -> Callable[Concatenate[A1, A2, P], R]: ...
 
     @overload
     def __call__(
-        self, function: Callable[[A1, A2, A3, S_co], R], /
+        self, function: Callable[[A1, A2, A3, S], R], /
     ) -> Callable[Concatenate[A1, A2, A3, P], R]: ...
-
-    @overload
-    def __call__(
-        self, function: Callable[[A1, A2, A3, A4, S_co], R], /
-    ) -> Callable[Concatenate[A1, A2, A3, A4, P], R]: ...
 
 
 def takes_settings(cls: Callable[P, S]) -> _TakesSettings[P, S]:
-    """Let a constructor take the fields of its settings as keyword arguments.
+    """Let a constructor, or a function, take the fields of its settings as keyword arguments.
 
-    Its last parameter is ``settings``. Callers pass the fields by keyword instead, or
-    ``settings=``, an object of the class. Type checkers know the fields; they take the parameters
-    before ``settings`` by position, and ``**vars(settings)`` for an object.
+    Its last parameter is ``settings``. Callers pass the fields by keyword instead. A class that is
+    :class:`TakesSettings` is also built from an object of the settings; a function without other
+    parameters takes the object by position, and what differs from it by keyword. Type checkers
+    know all of this; they take the parameters before ``settings`` by position.
 
     Args:
         cls: the class of the settings.
 
     Raises:
         ConfigError: by the constructor, as of :class:`Settings`, with the name of the class that is
-            built; also for fields beside ``settings``.
+            built.
 
     Example:
         >>> class CounterSettings(Settings):
         ...     start: Whole = 0
         ...     step: Count
-        >>> class Counter:
+        >>> class Counter(TakesSettings[CounterSettings]):
         ...     @takes_settings(CounterSettings)
         ...     def __init__(self, name: str, settings: CounterSettings) -> None:
         ...         self.settings = settings
         >>> Counter("rows", step=2).settings
         CounterSettings(start=0, step=2)
+        >>> Counter.of(CounterSettings(step=2), "rows", start=1).settings
+        CounterSettings(start=1, step=2)
         >>> Counter("rows", step=0)
         Traceback (most recent call last):
         dmiddleware.errors.ConfigError: Counter: step must be an integer ≥ 1, got 0
@@ -451,25 +465,29 @@ def takes_settings(cls: Callable[P, S]) -> _TakesSettings[P, S]:
         del parameters["settings"]
         fields = inspect.signature(cls).parameters
         all_parameters = [*parameters.values(), *fields.values()]
-        known = [name for name in (*parameters, *fields) if name != "self"]
+        names = [name for name in (*parameters, *fields) if name != "self"]
         is_method = "self" in parameters
-        declare(function.__qualname__.removesuffix(".__init__"), known)
+        declare(function.__qualname__.removesuffix(".__init__"), names)
 
         @functools.wraps(function)
-        def with_fields(*args: Any, settings: Settings | None = None, **given: Any) -> R:
+        def with_fields(*args: Any, settings: Settings | None = None, **options: Any) -> R:
             owner = type(args[0]).__name__ if is_method else function.__name__
-            own = {name: given.pop(name) for name in parameters if name in given}
+            named = {name: options.pop(name) for name in parameters if name in options}
             args, further = args[: len(parameters)], args[len(parameters) :]
-            given = _named(cls, further) | given
-            for name in given.keys() - fields.keys():
-                raise ConfigError(unknown_option(owner, name, known))
-            if settings is None:
-                settings = made_from(cls, given, owner=owner)
-            elif given:
-                raise ConfigError(f"{owner}: give either settings or {', '.join(given)}, not both")
-            elif not isinstance(settings, cls):
+            if further and isinstance(further[0], Settings):
+                if is_method:
+                    raise ConfigError(f"{owner}: write {owner}.of(settings, ...), settings first")
+                settings, further = further[0], further[1:]
+            options = _named(cls, further) | options
+            for name in options.keys() - fields.keys():
+                raise ConfigError(unknown_option(owner, name, names))
+            if settings is not None and not isinstance(settings, cls):
                 raise ConfigError(f"{owner}: settings must be a {cls.__name__}, got {settings!r}")
-            return function(*args, **own, settings=settings)
+            if settings is None:
+                settings = made_from(cls, options, owner=owner)
+            elif options:
+                settings = made_from(cls, vars(settings) | options, owner=owner)
+            return function(*args, **named, settings=settings)
 
         signature = inspect.signature(function).replace(parameters=all_parameters)
         with_fields.__signature__ = signature  # type: ignore[attr-defined]
@@ -479,6 +497,50 @@ def takes_settings(cls: Callable[P, S]) -> _TakesSettings[P, S]:
         return with_fields
 
     return decorate
+
+
+class TakesSettings(Generic[S]):
+    """The base of classes whose constructor :func:`takes_settings`, of the class ``S``."""
+
+    @overload
+    @classmethod
+    def of(cls: Callable[..., R], settings: S, /, **changes: Any) -> R: ...
+
+    @overload
+    @classmethod
+    def of(
+        cls: Callable[Concatenate[A1, ...], R], settings: S, argument: A1, /, **changes: Any
+    ) -> R: ...
+
+    @overload
+    @classmethod
+    def of(
+        cls: Callable[Concatenate[A1, A2, ...], R],
+        settings: S,
+        first: A1,
+        second: A2,
+        /,
+        **changes: Any,
+    ) -> R: ...
+
+    @classmethod
+    def of(cls, settings: Any, /, *args: Any, **changes: Any) -> Any:
+        """Build an object from its settings, as a program has them.
+
+        Args:
+            settings: the options.
+            *args: the arguments that come before the options in the constructor.
+            **changes: options that differ from ``settings``.
+
+        Raises:
+            ConfigError: for settings of another class, and as by the constructor.
+
+        Example:
+            >>> from dmiddleware.data import TensorBuffer, TensorBufferSettings
+            >>> TensorBuffer.of(TensorBufferSettings(60_000), seed=0).size
+            60000
+        """
+        return cls(*args, settings=settings, **changes)  # type: ignore[call-arg]
 
 
 class _Constructor:

@@ -157,8 +157,8 @@ class HeldSignals:
                     continue
                 if handler == signal.SIG_DFL and number in caught:
                     continue
-                held = number in _ALWAYS_HELD and not self._only_default
-                if held or handler == _default(number):
+                is_held = number in _ALWAYS_HELD and not self._only_default
+                if is_held or handler == _default(number):
                     self._handler.install(number)
         return self
 
@@ -221,9 +221,9 @@ def _caught() -> set[int]:
     """
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text("utf-8", "replace")
-        found = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
-        if found is not None:
-            mask = int(found[1], 16)
+        match = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+        if match is not None:
+            mask = int(match[1], 16)
             return {number for number in range(1, 65) if mask >> (number - 1) & 1}
     return set()
 

@@ -19,7 +19,7 @@ __all__ = ["THREADS_VARIABLE", "chosen_threads", "limited_threads"]
 THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
 """The environment variable that asks for a number of threads."""
 
-_AT_IMPORT: Final = torch.get_num_threads()
+_DEFAULT_THREADS: Final = torch.get_num_threads()
 """What torch chooses; another number later was set by the program."""
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def chosen_threads() -> int:
     otherwise one.
     """
     now = torch.get_num_threads()
-    return now if THREADS_VARIABLE in os.environ or now != _AT_IMPORT else 1
+    return now if THREADS_VARIABLE in os.environ or now != _DEFAULT_THREADS else 1
 
 
 @contextmanager

@@ -48,6 +48,7 @@ __all__ = [
     "as_tree",
     "to_dict",
     "items_of",
+    "with_columns",
     "from_numpy",
     "to_numpy",
     "to_array",
@@ -172,6 +173,27 @@ def as_tree(mapping: Mapping[str, Any], *, lists: Mapping[str, list[Any]] | None
     if lists:
         columns |= lists
     return Batch(create_storage(columns))
+
+
+def with_columns(batch: Batch, /, **columns: Nested) -> Batch:
+    """Return a batch with further columns, or others in place of its own; nothing is copied.
+
+    Args:
+        batch: the batch.
+        **columns: by name, as :func:`as_tree` takes them.
+
+    Raises:
+        StructureError: as in :func:`as_tree`.
+
+    Example:
+        >>> sorted(with_columns(as_tree({"reward": torch.ones(2)}), done=torch.zeros(2)))
+        ['done', 'reward']
+    """
+    before = dict(_batch_items(batch))
+    lists = {name: column for name, column in before.items() if type(column) is list}
+    tensors = {name: column for name, column in before.items() if name not in lists}
+    kept = {name: column for name, column in lists.items() if name not in columns}
+    return as_tree(tensors | columns, lists=kept)
 
 
 def from_numpy(nested: Nested) -> Value:
@@ -341,8 +363,8 @@ def map_leaves(function: Callable[..., Any], tree: Nested, *others: Nested) -> A
     Raises:
         StructureError: if the others do not have the structure of the first tree, with the path.
     """
-    for number, other in enumerate(others, start=1):
-        _check_alike(tree, other, number, "")
+    for number, tree_n in enumerate(others, start=1):
+        _check_alike(tree, tree_n, number, "")
     return _mapped(function, tree, others)
 
 
@@ -363,12 +385,12 @@ def _mapped(
             elif type(value) is list:
                 lists[key] = value if on_list is None else on_list(value)
             else:
-                matching = [other[key] for other in others]
+                matching = [sibling[key] for sibling in others]
                 columns[key] = _mapped(function, value, matching, on_list)
         return as_tree(columns, lists=lists)
     if isinstance(tree, Mapping):
         return {
-            str(key): _mapped(function, value, [other[key] for other in others], on_list)
+            str(key): _mapped(function, value, [sibling[key] for sibling in others], on_list)
             for key, value in tree.items()
         }
     if isinstance(tree, tuple):
@@ -392,15 +414,15 @@ def lead_shape(tree: Batch, n_dims: int = 1) -> tuple[int, ...]:
     shape: tuple[int, ...] | None = None
     first = ""
     for path, leaf in leaves(tree):
-        own = tuple(leaf.shape[:n_dims])
+        leaf_shape = tuple(leaf.shape[:n_dims])
         if shape is None:
-            shape, first = own, path
-        if len(own) < n_dims:
+            shape, first = leaf_shape, path
+        if len(leaf_shape) < n_dims:
             raise StructureError(
                 f"the leaf {path!r} has shape {list(leaf.shape)}, but needs {n_dims} leading "
                 "dimensions"
             )
-        if own != shape:
+        if leaf_shape != shape:
             raise StructureError(
                 f"all leaves of a batch must share their first {n_dims} dimension(s), but {path!r} "
                 f"has shape {list(leaf.shape)} and {first!r} starts with {list(shape)}"
@@ -521,9 +543,9 @@ def _join(
                 f"{first!r:.100}): {error}"
             ) from error
     names, *others = rows = [_columns_of(tree, number, path) for number, tree in enumerate(trees)]
-    for number, other in enumerate(others, start=1):
-        if other.keys() != names.keys():
-            raise _other_keys(names, other, number, path)
+    for number, sibling in enumerate(others, start=1):
+        if sibling.keys() != names.keys():
+            raise _other_keys(names, sibling, number, path)
     columns: dict[str, Any] = {}
     lists: dict[str, Any] = {}
     for key, value in names.items():

@@ -74,11 +74,11 @@ def main(
     save_expert_data(teacher, env, data_path, n_rows=min(20_000, max_env_step), seed=seed)
 
     agent = make_policy(env, policy, seed)
-    record = Experiment(exp_name, agent, **vars(experiment))
+    record = Experiment.of(experiment, exp_name, agent)
     with OfflineDataset(data_path) as dataset, Task(OfflineRLContext(), seed=seed) as task:
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
         task.use(OfflineLearner(agent, dataset))
-        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record)
         task.use(TerminationChecker(max_train_iter=max_train_iter))
         task.run()

@@ -1,6 +1,5 @@
 """Deep Q-learning on 30 bits that must be flipped to a goal, with hindsight experience replay."""
 
-from dataclasses import replace
 from typing import Literal
 
 from dmiddleware import Task
@@ -70,21 +69,20 @@ def main(
         eval_env_num: number of envs that evaluate.
     """
     agent = make_policy(env, policy, seed)
-    record = Experiment(exp_name, agent, **vars(experiment))
+    record = Experiment.of(experiment, exp_name, agent)
     hindsight = HindsightReplay(compute_reward, compute_terminated=reached)
-    replay = TensorBuffer(
-        **vars(replace(buffer, transform=hindsight if algo == "her" else None, seed=seed))
-    )
+    transform = hindsight if algo == "her" else None
+    replay = TensorBuffer.of(buffer, transform=transform, seed=seed)
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
 
         task.use(ContextExchanger()).use(ModelExchanger(agent))
         task.use(EpsGreedyHandler(agent))
-        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(StepCollector.of(collector, agent, envs))
         task.use(DataPusher(replay))
-        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
-        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(OffPolicyLearner.of(learner, agent, replay))
+        task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()

@@ -8,8 +8,6 @@ setting is an option of the command line::
     python -m examples.cartpole_dqn --policy.learning-rate 3e-4 --buffer.size 20000 --seed 3
 """
 
-from dataclasses import replace
-
 from dmiddleware import Task
 from dmiddleware.data import TensorBuffer, TensorBufferSettings
 from dmiddleware.distributed import data_parallel, rank_and_world_size
@@ -79,20 +77,18 @@ def main(
     """
     with data_parallel() as rank, Task(seed=seed, rank=rank) as task:
         agent = make_policy(env, policy, seed)
-        record = Experiment(exp_name, agent, **vars(experiment))
-        saver = SnapshotSaver(record.run, **vars(snapshots))
+        record = Experiment.of(experiment, exp_name, agent)
+        saver = SnapshotSaver.of(snapshots, record.run)
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
-        replay = TensorBuffer(
-            **vars(replace(buffer, n_step=agent.n_step, seed=task.seed_for("buffer")))
-        )
+        replay = TensorBuffer.of(buffer, seed=task.seed_for("buffer"))
 
         task.use(ContextExchanger()).use(ModelExchanger(agent))
         task.use(EpsGreedyHandler(agent))
-        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(StepCollector.of(collector, agent, envs))
         task.use(DataPusher(replay))
-        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
-        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(OffPolicyLearner.of(learner, agent, replay))
+        task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record).use(saver)
         task.use(TerminationChecker(max_env_step=max_env_step))
         saver.resume(task)  # only a run whose learners were restarted has a snapshot

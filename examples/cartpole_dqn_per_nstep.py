@@ -3,8 +3,6 @@
 It differs from ``cartpole_dqn`` in the buffer's sampler and two settings of the policy.
 """
 
-from dataclasses import replace
-
 from dmiddleware import Task
 from dmiddleware.data import (
     PrioritySampler,
@@ -76,27 +74,20 @@ def main(
         eval_env_num: number of envs that evaluate.
     """
     agent = make_policy(env, policy, seed)
-    record = Experiment(exp_name, agent, **vars(experiment))
+    record = Experiment.of(experiment, exp_name, agent)
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
-        replay = TensorBuffer(
-            **vars(
-                replace(
-                    buffer,
-                    sampler=PrioritySampler(**vars(sampler)),
-                    n_step=agent.n_step,
-                    seed=task.seed_for("buffer"),
-                )
-            )
+        replay = TensorBuffer.of(
+            buffer, sampler=PrioritySampler.of(sampler), seed=task.seed_for("buffer")
         )
 
         task.use(ContextExchanger()).use(ModelExchanger(agent))
         task.use(EpsGreedyHandler(agent))
-        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(StepCollector.of(collector, agent, envs))
         task.use(DataPusher(replay))
-        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
-        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(OffPolicyLearner.of(learner, agent, replay))
+        task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()

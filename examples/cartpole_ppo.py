@@ -57,16 +57,16 @@ def main(
         eval_env_num: number of envs that evaluate.
     """
     agent = make_policy(env, policy, seed)
-    record = Experiment(exp_name, agent, **vars(experiment))
+    record = Experiment.of(experiment, exp_name, agent)
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
 
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(agent))
-        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(StepCollector.of(collector, agent, envs))
         task.use(GAEEstimator(agent))
         task.use(OnPolicyLearner(agent))
-        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()

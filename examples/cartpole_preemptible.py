@@ -4,8 +4,6 @@ Every start is the same command, the first one and those after a preemption. It 
 processes, as on Slurm and Kubernetes.
 """
 
-from dataclasses import replace
-
 from dmiddleware import Task
 from dmiddleware.data import TensorBuffer, TensorBufferSettings
 from dmiddleware.env import EnvSettings, make_env_manager
@@ -60,19 +58,19 @@ def main(
     """
     agent = make_policy(env, policy, seed)
     run = RunFolder.create(exp_name, resume=True)
-    record = Experiment(run, agent, **vars(experiment))
-    saver = SnapshotSaver(run, **vars(snapshots))  # and when the run is stopped
-    replay = TensorBuffer(**vars(replace(buffer, n_step=agent.n_step, seed=seed)))
+    record = Experiment.of(experiment, run, agent)
+    saver = SnapshotSaver.of(snapshots, run)  # and when the run is stopped
+    replay = TensorBuffer.of(buffer, seed=seed)
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
 
         task.use(ContextExchanger()).use(ModelExchanger(agent))
         task.use(EpsGreedyHandler(agent))
-        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(StepCollector.of(collector, agent, envs))
         task.use(DataPusher(replay))
-        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
-        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(OffPolicyLearner.of(learner, agent, replay))
+        task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record).use(saver)
         task.use(TerminationChecker(max_env_step=max_env_step))
         saver.resume(task)  # a new run has no snapshot

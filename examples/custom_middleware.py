@@ -5,7 +5,7 @@ after it runs on the way back, when the rest of the chain has done its work.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dmiddleware import Task, kept, middleware
 from dmiddleware.data import TensorBuffer, TensorBufferSettings
@@ -80,21 +80,19 @@ def main(
         eval_env_num: number of envs that evaluate.
     """
     agent = make_policy(env, policy, seed)
-    record = Experiment(exp_name, agent, **vars(experiment))
+    record = Experiment.of(experiment, exp_name, agent)
     with Task(CuriousContext(), seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
-        replay = TensorBuffer(
-            **vars(replace(buffer, n_step=agent.n_step, seed=task.seed_for("buffer")))
-        )
+        replay = TensorBuffer.of(buffer, seed=task.seed_for("buffer"))
 
         task.use(record)
         task.use(count_solved)
         task.use(explore_by_return)
-        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(StepCollector.of(collector, agent, envs))
         task.use(DataPusher(replay))
-        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
-        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(OffPolicyLearner.of(learner, agent, replay))
+        task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
     return record.result

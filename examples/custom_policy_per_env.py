@@ -5,7 +5,6 @@ collectors, buffers and learners work with it. A policy written for batches is f
 """
 
 import copy
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -125,19 +124,17 @@ def main(
         eval_env_num: number of envs that evaluate.
     """
     agent = make_policy(seed)
-    record = Experiment(exp_name, agent, **vars(experiment))
+    record = Experiment.of(experiment, exp_name, agent)
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
-        replay = TensorBuffer(
-            **vars(replace(buffer, n_step=agent.nstep, seed=task.seed_for("buffer")))
-        )
+        replay = TensorBuffer.of(buffer, seed=task.seed_for("buffer"))
 
         task.use(EpsGreedyHandler(agent))
-        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(StepCollector.of(collector, agent, envs))
         task.use(DataPusher(replay))
-        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
-        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(OffPolicyLearner.of(learner, agent, replay))
+        task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()

@@ -86,11 +86,11 @@ def main(
     agent = make_policy(env, policy, algo, seed)
     agent.observe(rows["obs"])
     buffer = make_dataset_buffer(agent, rows, seed)
-    record = Experiment(exp_name, agent, **vars(experiment))
+    record = Experiment.of(experiment, exp_name, agent)
     with Task(OfflineRLContext(), seed=seed) as task:
         eval_envs = make_env_manager(env, seed=task.seed_for("evaluator"))
         every = max(1, max_train_iter // n_evaluation)
-        task.use(OffPolicyLearner(agent, buffer, **vars(learner)))
+        task.use(OffPolicyLearner.of(learner, agent, buffer))
         task.use(
             InteractionEvaluator(agent, eval_envs, n_episode=n_episode, every_train_iter=every)
         )

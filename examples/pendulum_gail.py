@@ -75,18 +75,18 @@ def main(
     """
     expert = expert_rows(env)
     agent = make_policy(env, policy, seed)
-    record = Experiment(exp_name, agent, **vars(experiment))
+    record = Experiment.of(experiment, exp_name, agent)
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
         gail = GAIL.for_env(envs, expert, seed=seed, learning_rate=1e-3, epochs=5)
 
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(agent))
-        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(StepCollector.of(collector, agent, envs))
         task.use(RewardLearner(gail))
         task.use(GAEEstimator(agent))
         task.use(OnPolicyLearner(agent))
-        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()

@@ -4,8 +4,6 @@ The return of an evaluation is the rating against a random opponent: games won l
 either seat, over all games. It rises from about 0.3 to about 0.8.
 """
 
-from dataclasses import replace
-
 from dmiddleware import Task
 from dmiddleware.data import TensorBuffer, TensorBufferSettings
 from dmiddleware.env import EnvSettings, OpponentEnv, make_env_manager
@@ -81,7 +79,7 @@ def main(
         eval_env_num: number of envs that evaluate.
     """
     agent = make_policy(env, policy, seed)
-    record = Experiment(exp_name, agent, **vars(experiment))
+    record = Experiment.of(experiment, exp_name, agent)
     pool = OpponentPool(lambda: make_policy(env, policy), size=10, policy_kwargs={"eps": 0.05})
     with Task(seed=seed) as task:
         envs = make_env_manager(
@@ -90,15 +88,15 @@ def main(
             seed=task.seed_for("collector"),
         )
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
-        replay = TensorBuffer(**vars(replace(buffer, seed=task.seed_for("buffer"))))
+        replay = TensorBuffer.of(buffer, seed=task.seed_for("buffer"))
 
         task.use(ContextExchanger()).use(ModelExchanger(agent))
         task.use(SelfPlay(agent, pool, every_train_iter=500))
         task.use(EpsGreedyHandler(agent))
-        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(StepCollector.of(collector, agent, envs))
         task.use(DataPusher(replay))
-        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
-        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(OffPolicyLearner.of(learner, agent, replay))
+        task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dmiddleware.metric_names import as_metric_name
 from dmiddleware.pipeline import Context, Task
-from dmiddleware.pipeline.task import ENDED
+from dmiddleware.pipeline.peers import ENDED
 from dmiddleware.router.protocol.membership import SAID_GOODBYE
-from dmiddleware.settings import Positive, Settings, takes_settings
+from dmiddleware.settings import Positive, Settings, TakesSettings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.exchange.events import REACHED
 from middleware.exchange.waiting import Waiting
@@ -27,7 +27,7 @@ class BarrierSettings(Settings):
     """How long to wait while no missing node is reachable, or all of them wait too."""
 
 
-class Barrier(BaseMiddleware[Context]):
+class Barrier(BaseMiddleware[Context], TakesSettings[BarrierSettings]):
     """Wait until all processes of the run have reached this point of the chain equally often.
 
     All connected processes take part, also those that are connected through another one only, like
@@ -38,7 +38,7 @@ class Barrier(BaseMiddleware[Context]):
     has lost its connections to all others waits until one of them is back.
 
     Args:
-        settings: the options; or their fields by keyword, see :class:`BarrierSettings`.
+        settings: the options, each by keyword; see :class:`BarrierSettings`.
 
     Raises:
         ConfigError: if an option is not valid.

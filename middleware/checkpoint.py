@@ -15,7 +15,7 @@ from dmiddleware.errors import CheckpointWriteError, ConfigError, RunFolderError
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from dmiddleware.policy.policy_description import DESCRIPTION, describe_policy
-from dmiddleware.settings import Count, takes_settings
+from dmiddleware.settings import Count, TakesSettings, takes_settings
 from dmiddleware.tree import to_float
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
@@ -42,7 +42,7 @@ class CkptSaverSettings(IntervalSettings):
     """How many periodic checkpoints to keep."""
 
 
-class CkptSaver(BaseMiddleware[RLContext]):
+class CkptSaver(BaseMiddleware[RLContext], TakesSettings[CkptSaverSettings]):
     """Save the policy after its best evaluation so far, at intervals, and at the end of the run.
 
     The folder ``ckpt`` of the run gets these files:
@@ -77,7 +77,7 @@ class CkptSaver(BaseMiddleware[RLContext]):
         policy: a policy or its learn mode.
         run: the folder of the run, or the path of a folder for periodic checkpoints, which is made
             if it is missing.
-        settings: the options; or their fields by keyword, see :class:`CkptSaverSettings`.
+        settings: the options, each by keyword; see :class:`CkptSaverSettings`.
 
     Reads:
         ctx.train_iter, ctx.env_step: updates and env steps so far.

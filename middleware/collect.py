@@ -12,7 +12,7 @@ from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import RolloutCollector
-from dmiddleware.settings import Count, Settings, Whole, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, Whole, takes_settings
 from dmiddleware.tree import cat
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -134,7 +134,7 @@ class StepCollectorSettings(Settings):
     """Env steps with random actions at the start of the run, all in its first step."""
 
 
-class StepCollector(_Collector):
+class StepCollector(_Collector, TakesSettings[StepCollectorSettings]):
     """Collect a number of environment steps in each step of the task.
 
     Episodes continue from one step of the task to the next; no transition is dropped in between.
@@ -143,7 +143,7 @@ class StepCollector(_Collector):
         policy: a policy or its collect mode.
         env_manager: the envs. They are launched when the task starts and closed when it ends,
             unless they were launched before.
-        settings: the options; or their fields by keyword, see :class:`StepCollectorSettings`.
+        settings: the options, each by keyword; see :class:`StepCollectorSettings`.
 
     Reads:
         ctx.env_step, ctx.env_episode: incremented.
@@ -203,7 +203,7 @@ class EpisodeCollectorSettings(Settings):
     """Episodes in each step of the task."""
 
 
-class EpisodeCollector(_Collector):
+class EpisodeCollector(_Collector, TakesSettings[EpisodeCollectorSettings]):
     """Collect a number of whole episodes in each step of the task.
 
     Every env contributes a fixed share of the episodes, so short ones do not count more.
@@ -212,7 +212,7 @@ class EpisodeCollector(_Collector):
         policy: a policy or its collect mode.
         env_manager: the envs. They are launched when the task starts and closed when it ends,
             unless they were launched before.
-        settings: the options; or their fields by keyword, see :class:`EpisodeCollectorSettings`.
+        settings: the options, each by keyword; see :class:`EpisodeCollectorSettings`.
 
     Reads:
         ctx.env_step, ctx.env_episode: incremented.

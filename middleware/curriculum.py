@@ -17,8 +17,8 @@ from dmiddleware.distributed import gather_from_ranks
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError, MiddlewareError
 from dmiddleware.metric_names import as_metric_name
-from dmiddleware.pipeline import ChainView, Task
-from dmiddleware.settings import Positive, Settings, takes_settings
+from dmiddleware.pipeline import ChainView, RunningTask, Task
+from dmiddleware.settings import Positive, Settings, TakesSettings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.events import curriculum_event
@@ -46,7 +46,7 @@ class CurriculumSettings(Settings):
     """How long a node waits for the first values while no learner can send them."""
 
 
-class Curriculum(BaseMiddleware[OnlineRLContext]):
+class Curriculum(BaseMiddleware[OnlineRLContext], TakesSettings[CurriculumSettings]):
     """Change attributes of the envs, or the options of their resets, with the progress of the run.
 
     At the end of each step, a rule gets the context and a copy of the present values, and returns
@@ -71,7 +71,7 @@ class Curriculum(BaseMiddleware[OnlineRLContext]):
         rule: decides. If it has a state of its own, the state is not saved; keep it in the values.
         env_managers: the envs that collect, or a list of several managers: evaluations are made in
             envs that change only if theirs is one of them.
-        settings: the options; or their fields by keyword, see :class:`CurriculumSettings`.
+        settings: the options, each by keyword; see :class:`CurriculumSettings`.
 
     Reads:
         ctx.env_step, ctx.train_iter, and whatever else the rule reads.
@@ -154,7 +154,7 @@ class Curriculum(BaseMiddleware[OnlineRLContext]):
                 with contextlib.suppress(MiddlewareError):  # not a number
                     ctx.log(as_metric_name(f"{self.settings.name}/{name}"), value)
 
-    def _send(self, task: Task[Any]) -> None:
+    def _send(self, task: RunningTask) -> None:
         # Nodes that connect later get the newest of these at once.
         event = curriculum_event(self.settings.name)
         task.emit(event, dict(self._values.now), only_remote=True)

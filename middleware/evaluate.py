@@ -15,7 +15,7 @@ from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.rollout.episode_info import success_of
-from dmiddleware.settings import Count, Number, takes_settings
+from dmiddleware.settings import Count, Number, TakesSettings, takes_settings
 from middleware.base import BaseMiddleware, stock_middleware
 from middleware.context import RLContext
 from middleware.roles import Role
@@ -27,13 +27,12 @@ __all__ = [
     "InteractionEvaluatorSettings",
     "evaluation_prefixes",
     "evaluators_of",
-    "interaction_evaluator",
     "primary_evaluator",
 ]
 
 _UNNAMED: Final = "eval"
 _LIMITS: Final = ("stop_value", "patience")
-_OF_PRIMARY: Final[tuple[str, ...]] = (
+_PRIMARY_FIELDS: Final[tuple[str, ...]] = (
     "eval_value",
     "eval_output",
     "last_eval_iter",
@@ -86,7 +85,7 @@ class InteractionEvaluatorSettings(IntervalSettings):
         return _UNNAMED if self.name is None else self.name
 
 
-class InteractionEvaluator(BaseMiddleware[RLContext]):
+class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionEvaluatorSettings]):
     """Evaluate the policy in the first step, and then at an interval of updates or env steps.
 
     The steps are those that reach or pass a multiple of the interval, wherever a run was resumed.
@@ -101,7 +100,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         policy: a policy or its eval mode.
         env_manager: the envs. They are launched when the task starts and closed when it ends,
             unless they were launched before.
-        settings: the options; or their fields by keyword, see
+        settings: the options, each by keyword; see
             :class:`InteractionEvaluatorSettings`.
 
     Reads:
@@ -134,7 +133,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
     roles = (Role.EVALUATOR,)
     lead_only = True
     reads = ("train_iter", "last_eval_iter")
-    writes: tuple[str, ...] = _OF_PRIMARY
+    writes: tuple[str, ...] = _PRIMARY_FIELDS
 
     settings: InteractionEvaluatorSettings
 
@@ -175,11 +174,15 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         self.components = {"env_num": env_manager.env_num}
         self.snapshot_parts = {"env_manager": env_manager}
 
+    def bind(self, chain: ChainView) -> None:
+        """Find out whether it decides on the best policy."""
+        self._is_primary = any(evaluator is self for evaluator in _primaries(chain))
+
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Refuse an interval in a counter that the chain lacks, and evaluators that would mix."""
         yield from self._interval.preflight(chain)
         primaries = _primaries(chain)
-        self._is_primary = any(evaluator is self for evaluator in primaries)
+        is_primary = any(evaluator is self for evaluator in primaries)
         evaluators = evaluators_of(chain)
         others = (part for part in stock_middleware(chain) if part is not self)
         prefixes = [part.metric_prefix for part in others]
@@ -193,7 +196,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
                 f"the name {self.settings.name!r} is that of another middleware of the chain, and "
                 "their metrics would mix; give it another name"
             )
-        elif len(primaries) > 1 and self._is_primary:
+        elif len(primaries) > 1 and is_primary:
             yield (
                 f"{len(primaries)} evaluators are primary ({_names(primaries)}), but one alone "
                 "decides on the best policy; give the others primary=False"
@@ -203,7 +206,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
                 f"none of the evaluators {_names(evaluators)} is primary, so nothing decides on "
                 "the best policy; give one of them primary=True"
             )
-        for limit in _LIMITS if primaries and not self._is_primary else ():
+        for limit in _LIMITS if primaries and not is_primary else ():
             if (value := getattr(self.settings, limit)) is not None:
                 yield (
                     f"it has {limit}={value:g}, but only the evaluations of the primary evaluator "
@@ -225,7 +228,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         self._task = task
         if self._is_primary and task.ctx.last_eval_iter >= 0 and not self._recent:
             self._recent.append(task.ctx.last_eval_value)
-        self._stop_if_reached(task)
+        self._stop_if_reached(task.ctx)
 
     def __call__(self, ctx: RLContext) -> None:
         """Evaluate, if the interval has passed."""
@@ -248,7 +251,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         self._n_since_best += 1
         if math.isfinite(mean) and mean > self._best:
             self._best, self._n_since_best = mean, 0
-        self._stop_if_reached(ctx.task)
+        self._stop_if_reached(ctx)
 
     def _evaluate(self, *, max_frames: int) -> dict[str, Any]:
         monitor = evaluate_episodes(
@@ -328,30 +331,26 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         self._best = state.get("best", -math.inf)
         self._n_since_best = state.get("n_since_best", 0)
         if self._task is not None:
-            self._stop_if_reached(self._task)
+            self._stop_if_reached(self._task.ctx)
 
-    def _stop_if_reached(self, task: Task[Any]) -> None:
+    def _stop_if_reached(self, ctx: RLContext) -> None:
         patience = self.settings.patience
         if patience is not None and self._n_since_best >= patience:
-            task.stop(
+            ctx.task.stop(
                 f"{self._n_since_best} evaluations in a row had no better mean return than "
                 f"{self._best:g} (patience is {patience})",
                 final=False,
             )
         stop_value, n = self.settings.stop_value, self.settings.stop_evaluations
-        if stop_value is None or len(self._recent) < n or task.ctx.train_iter == 0:
+        if stop_value is None or len(self._recent) < n or ctx.train_iter == 0:
             return
         if min(self._recent) >= stop_value:
             in_a_row = "" if n == 1 else f" in {n} evaluations in a row"
-            task.stop(
+            ctx.task.stop(
                 f"the mean return {self._recent[-1]:g} has reached stop_value {stop_value:g}"
                 f"{in_a_row}",
                 final=False,
             )
-
-
-interaction_evaluator = InteractionEvaluator
-"""DI-engine's name of :class:`InteractionEvaluator`."""
 
 
 def evaluation_prefixes(chain: ChainView) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
-from dmiddleware.settings import Count, Settings, takes_settings
-from dmiddleware.tree import Batch, as_tree, flatten_lead, to_device
+from dmiddleware.settings import Count, Settings, TakesSettings, takes_settings
+from dmiddleware.tree import Batch, flatten_lead, items_of, to_device, with_columns
 from middleware.advantage import AdvantageEstimator
 from middleware.base import BaseMiddleware, C
 from middleware.collect import collectors_of
@@ -68,6 +68,10 @@ class PolicyUpdater(BaseMiddleware[C]):
         """Find out how many ranks learn."""
         self._n_ranks = rank_and_world_size()[1]
 
+    def bind(self, chain: ChainView) -> None:
+        """Take the limits of the chain, which schedules by progress depend on."""
+        self._counters.bind(chain)
+
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject ranks that would learn alone, or stop in different steps."""
         yield from self._counters.preflight(chain)
@@ -109,7 +113,7 @@ class OffPolicyLearnerSettings(Settings):
     """Rows that the buffer must hold before the first update; None: those of one batch."""
 
 
-class OffPolicyLearner(PolicyUpdater[RLContext]):
+class OffPolicyLearner(PolicyUpdater[RLContext], TakesSettings[OffPolicyLearnerSettings]):
     """Update the policy from batches that it draws from a buffer.
 
     A batch has the policy's ``batch_size`` rows. Learning starts when the buffer holds
@@ -121,7 +125,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
         policy: a policy, or its learn mode.
         buffer: where batches come from. A :class:`~dmiddleware.data.TensorBuffer` takes the
             discount for its n-step returns from the policy.
-        settings: the options; or their fields by keyword, see :class:`OffPolicyLearnerSettings`.
+        settings: the options, each by keyword; see :class:`OffPolicyLearnerSettings`.
 
     Reads:
         ctx.train_iter: incremented.
@@ -310,7 +314,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         for epoch in range(self._epochs):
             if epoch and self._estimator is not None:
                 new = self._to_learn(self._estimator.again(rows, data["obs"]), n_lead)
-                data = as_tree({**dict(data.items()), **dict(new.items())})
+                data = with_columns(data, **dict(items_of(new)))
             if not self._one_epoch(ctx, data, n, outputs):
                 break
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.runs.metrics_file import MetricsFile
-from dmiddleware.settings import Settings, takes_settings
+from dmiddleware.settings import Settings, TakesSettings, takes_settings
 from dmiddleware.terminal import printable
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
@@ -34,7 +34,7 @@ class LearningCurveSettings(Settings):
     """The title of the picture; None: the folder's name."""
 
 
-class LearningCurve(BaseMiddleware[RLContext]):
+class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettings]):
     """Draw the learning curve to ``curve.png`` when the task ends, also after an error.
 
     It shows the mean returns of evaluations, a line for each evaluator, and the returns of the
@@ -49,7 +49,7 @@ class LearningCurve(BaseMiddleware[RLContext]):
 
     Args:
         run: the folder for the picture.
-        settings: the options; or their fields by keyword, see :class:`LearningCurveSettings`.
+        settings: the options, each by keyword; see :class:`LearningCurveSettings`.
 
     Reads:
         ctx.env_step, or, offline, ctx.train_iter: the horizontal axis.
@@ -94,13 +94,12 @@ class LearningCurve(BaseMiddleware[RLContext]):
         found = [(row.get(self._axis), row[name]) for row in rows if name in row]
         return [(at, math.nan if value is None else value) for at, value in found if at is not None]
 
-    def find_evaluators(self, chain: ChainView) -> None:
-        """Remember the evaluators of a chain, whose returns it draws."""
+    def bind(self, chain: ChainView) -> None:
+        """Find the evaluators, whose returns it draws."""
         self._prefixes = evaluation_prefixes(chain)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Find the evaluators; reject a chain whose evaluations no logger writes."""
-        self.find_evaluators(chain)
+        """Reject a chain whose evaluations no logger writes."""
         has_logger = any(isinstance(one, MetricsLogger) for one in chain.middleware)
         if chain.writes("eval_value") and not has_logger:
             yield "it draws the evaluations that a logger writes; add MetricsLogger(run)"

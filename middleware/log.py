@@ -14,7 +14,7 @@ from dmiddleware.metric_names import as_metric_name
 from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
 from dmiddleware.policy import UpdateOutput
 from dmiddleware.runs.statistics import short
-from dmiddleware.settings import Count, takes_settings
+from dmiddleware.settings import Count, TakesSettings, takes_settings
 from dmiddleware.tensorboard import add_gif, encode_video
 from dmiddleware.tree import as_number, to_float
 from middleware.base import BaseMiddleware
@@ -27,11 +27,9 @@ from middleware.support.interval import Interval, IntervalSettings, axis_of
 __all__ = [
     "MetricsLogger",
     "MetricsLoggerSettings",
-    "offline_logger",
-    "online_logger",
 ]
 
-_OF_EVALUATIONS: Final = (
+_EVALUATION_METRICS: Final = (
     "return_mean", "return_std", "return_min", "return_max", "length_mean", "success_rate",
 )  # fmt: skip
 _FPS = 20  # frames per second of videos of evaluations
@@ -48,7 +46,7 @@ class MetricsLoggerSettings(IntervalSettings):
     """Env steps from one write to the next; without an interval: 1000."""
 
 
-class MetricsLogger(BaseMiddleware[RLContext]):
+class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettings]):
     """Write metrics to TensorBoard, the metrics file and the text log.
 
     These are everything that a middleware logged with ``ctx.log``, the scalars that learning
@@ -71,7 +69,7 @@ class MetricsLogger(BaseMiddleware[RLContext]):
 
     Args:
         run: the folder to write to.
-        settings: the options; or their fields by keyword, see :class:`MetricsLoggerSettings`.
+        settings: the options, each by keyword; see :class:`MetricsLoggerSettings`.
 
     Reads:
         ctx.env_step, ctx.train_iter: counters.
@@ -113,9 +111,12 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         self._videos = BestEffort(f"write videos to {run.path}", Exception)
         self._earlier_s = 0.0
 
-    def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Refuse an interval in a counter that the chain does not have; find the evaluators."""
+    def bind(self, chain: ChainView) -> None:
+        """Find the evaluators."""
         self._prefixes = evaluation_prefixes(chain)
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse an interval in a counter that the chain does not have."""
         yield from self._interval.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
@@ -250,7 +251,9 @@ class MetricsLogger(BaseMiddleware[RLContext]):
     def _write_evaluation(self, prefix: str, output: Mapping[str, Any], train_iter: int) -> None:
         writer, at = self._run.tb_logger, self._at[self._axis]
         values = {
-            f"{prefix}/{name}": to_float(output[name]) for name in _OF_EVALUATIONS if name in output
+            f"{prefix}/{name}": to_float(output[name])
+            for name in _EVALUATION_METRICS
+            if name in output
         }
         if "video" in output:
             with self._videos:
@@ -325,10 +328,3 @@ def _finite(values: Any) -> Any:
         values = values.detach().cpu().float().numpy()
     array = np.asarray(values, dtype=np.float64).reshape(-1)
     return array[np.isfinite(array)]
-
-
-online_logger = MetricsLogger
-"""DI-engine's name of :class:`MetricsLogger` for a chain with environments."""
-
-offline_logger = MetricsLogger
-"""DI-engine's name of :class:`MetricsLogger` for a chain with a dataset."""

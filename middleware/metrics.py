@@ -18,7 +18,7 @@ COUNTS: Final = frozenset(FAILURES)
 TOTALS: Final = frozenset(("learn/skipped_draws", "data/rows"))
 """Metrics that are totals when they are logged: loggers write the last value, and not a mean."""
 
-_IN_GROWTH: Final = "rises over the run"
+_GROWTH: Final = "rises over the run"
 _STEADY: Final = "steady"
 _NONE: Final = "0"
 
@@ -28,7 +28,7 @@ MIDDLEWARE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
             "collect/return_mean",
             "return",
             "the mean return of the episodes that ended, with exploration",
-            _IN_GROWTH,
+            _GROWTH,
         ),
         Metric(
             "collect/length_mean",
@@ -41,7 +41,7 @@ MIDDLEWARE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
             "0 to 1",
             "the share of these episodes that reached the goal, if the environment reports "
             "`is_success` or `success` in their last info",
-            _IN_GROWTH,
+            _GROWTH,
         ),
         Metric("collect/eps", "0 to 1", "ε of `EpsGreedyHandler`", "follows its schedule"),
         Metric(
@@ -62,17 +62,17 @@ MIDDLEWARE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
             "eval/return_mean",
             "return",
             "the mean return of an evaluation, without exploration",
-            f"{_IN_GROWTH}, above `collect/return_mean`",
+            f"{_GROWTH}, above `collect/return_mean`",
         ),
         Metric("eval/return_std", "return", "the standard deviation of these returns", "falls"),
-        Metric("eval/return_min", "return", "the lowest of these returns", _IN_GROWTH),
-        Metric("eval/return_max", "return", "the highest of these returns", _IN_GROWTH),
+        Metric("eval/return_min", "return", "the lowest of these returns", _GROWTH),
+        Metric("eval/return_max", "return", "the highest of these returns", _GROWTH),
         Metric("eval/length_mean", "steps", "the mean length of the episodes", "as of collecting"),
         Metric(
             "eval/success_rate",
             "0 to 1",
             "the share of episodes that reached the goal, if the environment reports it",
-            _IN_GROWTH,
+            _GROWTH,
         ),
         Metric(
             "<evaluator>/<value>",
@@ -111,7 +111,7 @@ MIDDLEWARE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
         ),
     ),
     "Learned rewards": (
-        Metric("reward/env", "reward", "the mean reward of the environment", _IN_GROWTH),
+        Metric("reward/env", "reward", "the mean reward of the environment", _GROWTH),
         Metric(
             "reward/learned",
             "reward",

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 from dmiddleware.data import save_dataset
 from dmiddleware.errors import StructureError
-from dmiddleware.settings import AS_TUPLE, Convert, Count, Settings, takes_settings
+from dmiddleware.settings import AS_TUPLE, Convert, Count, Settings, TakesSettings, takes_settings
 from dmiddleware.tree import Batch, as_tree, cat, map_leaves
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
 from middleware.support.rows import rows_of
 
-__all__ = ["OfflineDataSaver", "OfflineDataSaverSettings", "offline_data_saver"]
+__all__ = ["OfflineDataSaver", "OfflineDataSaverSettings"]
 
 
 class OfflineDataSaverSettings(Settings):
@@ -40,7 +40,7 @@ class OfflineDataSaverSettings(Settings):
         )
 
 
-class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
+class OfflineDataSaver(BaseMiddleware[OnlineRLContext], TakesSettings[OfflineDataSaverSettings]):
     """Save all collected data as one dataset when the task ends, even after an error.
 
     Until then the rows stay in memory. They are part of each snapshot, so a resumed run also saves
@@ -49,7 +49,7 @@ class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
     Args:
         path: the file, usually ``….safetensors``, which
             :class:`~dmiddleware.data.OfflineDataset` reads.
-        settings: the options; or their fields by keyword, see :class:`OfflineDataSaverSettings`.
+        settings: the options, each by keyword; see :class:`OfflineDataSaverSettings`.
 
     Reads:
         ctx.trajectories: the data collected in this step.
@@ -118,7 +118,3 @@ def _by_env(batch: Batch) -> Batch:
     if batch["done"].dim() == 1:
         return batch
     return map_leaves(lambda leaf: leaf.transpose(0, 1).flatten(0, 1), batch)
-
-
-offline_data_saver = OfflineDataSaver
-"""DI-engine's name of :class:`OfflineDataSaver`."""

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterator
 
 from dmiddleware.pipeline import Context
-from dmiddleware.settings import Count, Settings, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, takes_settings
 from middleware.base import BaseMiddleware
 
-__all__ = ["EpochTimer", "EpochTimerSettings", "epoch_timer"]
+__all__ = ["EpochTimer", "EpochTimerSettings"]
 
 _log = logging.getLogger(__name__)
 
@@ -21,14 +21,14 @@ class EpochTimerSettings(Settings):
     """Steps over which to average."""
 
 
-class EpochTimer(BaseMiddleware[Context]):
+class EpochTimer(BaseMiddleware[Context], TakesSettings[EpochTimerSettings]):
     """Measure the duration of the part of a step that comes after this middleware.
 
     The mean over ``every_step`` steps goes to the text log, and is logged as ``time/step_s`` in the
     next step. :class:`~dmiddleware.pipeline.StepTimer` measures each middleware of the chain.
 
     Args:
-        settings: the options; or their fields by keyword, see :class:`EpochTimerSettings`.
+        settings: the options, each by keyword; see :class:`EpochTimerSettings`.
 
     Raises:
         ConfigError: if an option is not valid.
@@ -59,7 +59,3 @@ class EpochTimer(BaseMiddleware[Context]):
             self._mean_s = self._total_s / self._n_steps
             self._total_s, self._n_steps = 0.0, 0
             _log.info("%d steps took %.3f ms each", self._every, self._mean_s * 1e3)
-
-
-epoch_timer = EpochTimer
-"""DI-engine's name of :class:`EpochTimer`."""

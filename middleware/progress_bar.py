@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
-from dmiddleware.settings import Positive, Settings, takes_settings
+from dmiddleware.settings import Positive, Settings, TakesSettings, takes_settings
 from dmiddleware.terminal import can_redraw
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
@@ -64,7 +64,7 @@ class ProgressBarSettings(Settings):
     """Where to show it; None: the standard error stream."""
 
 
-class ProgressBar(BaseMiddleware[RLContext]):
+class ProgressBar(BaseMiddleware[RLContext], TakesSettings[ProgressBarSettings]):
     """Show the progress of the run: steps, returns, throughput, and the time left.
 
     On a terminal it is a live bar; elsewhere it prints a line every few seconds. In a run of
@@ -75,7 +75,7 @@ class ProgressBar(BaseMiddleware[RLContext]):
     warning says so, and the run continues.
 
     Args:
-        settings: the options; or their fields by keyword, see :class:`ProgressBarSettings`.
+        settings: the options, each by keyword; see :class:`ProgressBarSettings`.
 
     Reads:
         ctx.env_step or ctx.train_iter, ctx.last_eval_value: counters.
@@ -114,11 +114,10 @@ class ProgressBar(BaseMiddleware[RLContext]):
         # A closed stream is a ValueError.
         self._best_effort = BestEffort("show the progress", OSError, ValueError)
 
-    def preflight(self, chain: ChainView) -> Iterable[str]:
+    def bind(self, chain: ChainView) -> None:
         """Take the limits from the chain's TerminationChecker, and find the evaluators."""
         self._limits = limits_of(chain)
         self._prefix = evaluation_prefixes(chain)[0]
-        return ()
 
     def setup(self, task: Task[Any]) -> None:
         """Show the bar."""

@@ -11,8 +11,8 @@ import torch
 from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import StructureError
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.settings import Settings, takes_settings
-from dmiddleware.tree import Batch, as_tree
+from dmiddleware.settings import Settings, TakesSettings, takes_settings
+from dmiddleware.tree import Batch, as_tree, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
@@ -23,8 +23,6 @@ __all__ = [
     "DataPusher",
     "DataPusherSettings",
     "PriorityCalculator",
-    "data_pusher",
-    "priority_calculator",
 ]
 
 
@@ -35,7 +33,7 @@ class DataPusherSettings(Settings):
     """Push trajectories, or episodes one after the other."""
 
 
-class DataPusher(BaseMiddleware[OnlineRLContext]):
+class DataPusher(BaseMiddleware[OnlineRLContext], TakesSettings[DataPusherSettings]):
     """Push collected data into a buffer.
 
     A column ``priority`` (see :class:`~middleware.PriorityCalculator`) sets the priorities of the
@@ -44,7 +42,7 @@ class DataPusher(BaseMiddleware[OnlineRLContext]):
     Args:
         buffer: a :class:`~dmiddleware.data.TensorBuffer`, or another
             :class:`~dmiddleware.data.ReplayBuffer`.
-        settings: the options; or their fields by keyword, see :class:`DataPusherSettings`.
+        settings: the options, each by keyword; see :class:`DataPusherSettings`.
 
     Reads:
         ctx.trajectories, or ctx.episodes: the data collected in this step; None if an exchange
@@ -123,11 +121,4 @@ class PriorityCalculator(BaseMiddleware[OnlineRLContext]):
                 f"priority_fn returned priorities of shape {tuple(priority.shape)} for rows of "
                 f"shape {tuple(rows['done'].shape)}; return one number per row"
             )
-        ctx.trajectories = as_tree({**dict(rows.items()), "priority": priority.float()})
-
-
-data_pusher = DataPusher
-"""DI-engine's name of :class:`DataPusher`."""
-
-priority_calculator = PriorityCalculator
-"""DI-engine's name of :class:`PriorityCalculator`."""
+        ctx.trajectories = with_columns(rows, priority=priority.float())

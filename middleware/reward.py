@@ -10,8 +10,8 @@ from dmiddleware.distributed import rank_and_world_size
 from dmiddleware.errors import StructureError
 from dmiddleware.pipeline import ChainView
 from dmiddleware.reward import IntrinsicCritic, RewardModel
-from dmiddleware.settings import Number, Settings, takes_settings
-from dmiddleware.tree import Batch, as_tree
+from dmiddleware.settings import Number, Settings, TakesSettings, takes_settings
+from dmiddleware.tree import Batch, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
@@ -35,7 +35,7 @@ class RewardLearnerSettings(Settings):
     """Factor of the environment's rewards; 0 replaces them."""
 
 
-class RewardLearner(BaseMiddleware[OnlineRLContext]):
+class RewardLearner(BaseMiddleware[OnlineRLContext], TakesSettings[RewardLearnerSettings]):
     """Train a reward model on collected rows, and write its rewards into them.
 
     Use it after the collector, before advantages are estimated or rows are pushed into a buffer. In
@@ -47,7 +47,7 @@ class RewardLearner(BaseMiddleware[OnlineRLContext]):
 
     Args:
         model: the reward model.
-        settings: the options; or their fields by keyword, see :class:`RewardLearnerSettings`.
+        settings: the options, each by keyword; see :class:`RewardLearnerSettings`.
 
     Reads:
         ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]``.
@@ -83,8 +83,7 @@ class RewardLearner(BaseMiddleware[OnlineRLContext]):
         learned = _learn_and_reward(self._model, rows, ctx)
         env_reward = rows["reward"]
         reward = self.settings.weight * learned + self.settings.env_weight * env_reward
-        columns = {**dict(rows.items()), "reward": reward.float(), "learned_reward": learned}
-        ctx.trajectories = as_tree(columns)
+        ctx.trajectories = with_columns(rows, reward=reward.float(), learned_reward=learned)
         ctx.log("reward/env", env_reward.float().mean().item())
 
 
@@ -95,7 +94,9 @@ class IntrinsicAdvantageSettings(Settings):
     """Factor of the advantages of the learned rewards."""
 
 
-class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
+class IntrinsicAdvantage(
+    BaseMiddleware[OnlineRLContext], TakesSettings[IntrinsicAdvantageSettings]
+):
     """Train a reward model and its critic, and add their advantages to those of the environment.
 
     Use it after ``GAEEstimator``. Each of the two rewards then has its own critic and its own sum,
@@ -105,7 +106,7 @@ class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
     Args:
         model: the reward model.
         critic: its critic.
-        settings: the options; or their fields by keyword, see :class:`IntrinsicAdvantageSettings`.
+        settings: the options, each by keyword; see :class:`IntrinsicAdvantageSettings`.
 
     Reads:
         ctx.train_data: a batch ``[T, …]`` or ``[T, E, …]`` with the column ``adv``.
@@ -146,7 +147,7 @@ class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
         """Learn, estimate and add."""
         rows = rows_of(ctx.train_data, name="ctx.train_data")
         learned = _learn_and_reward(self._model, rows, ctx)
-        rows = self._critic.estimate(as_tree({**dict(rows.items()), "learned_reward": learned}))
+        rows = self._critic.estimate(with_columns(rows, learned_reward=learned))
         _log_losses(ctx, self._critic.update(rows))
         adv, learned_adv = rows["adv"], rows["learned_adv"]
         if adv.shape != learned_adv.shape:
@@ -154,8 +155,7 @@ class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
                 f"the advantages are {list(adv.shape)}, but those of the learned rewards "
                 f"{list(learned_adv.shape)}; a reward model has one reward for all agents"
             )
-        columns = {**dict(rows.items()), "adv": adv + self.settings.weight * learned_adv}
-        ctx.train_data = as_tree(columns)
+        ctx.train_data = with_columns(rows, adv=adv + self.settings.weight * learned_adv)
 
 
 def _checked_model(model: RewardModel, *, user: str) -> RewardModel:

@@ -8,7 +8,7 @@ from typing import Any
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import OpponentPool
-from dmiddleware.settings import Count, takes_settings
+from dmiddleware.settings import Count, TakesSettings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
@@ -32,7 +32,7 @@ class SelfPlaySettings(IntervalSettings):
         self.require_interval()
 
 
-class SelfPlay(BaseMiddleware[OnlineRLContext]):
+class SelfPlay(BaseMiddleware[OnlineRLContext], TakesSettings[SelfPlaySettings]):
     """Add the policy to a pool of opponents, at an interval of updates or env steps.
 
     The envs draw their opponents from the pool: ``OpponentEnv(game, pool)``. The pool, which
@@ -42,7 +42,7 @@ class SelfPlay(BaseMiddleware[OnlineRLContext]):
     Args:
         policy: the policy that learns, or its collect mode.
         pool: the opponents.
-        settings: the options; or their fields by keyword, see :class:`SelfPlaySettings`.
+        settings: the options, each by keyword; see :class:`SelfPlaySettings`.
 
     Reads:
         ctx.train_iter, ctx.env_step: updates and env steps so far.

@@ -7,11 +7,11 @@ from typing import Any
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, Context, Task
-from dmiddleware.settings import Count, Positive, Settings, takes_settings
+from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.roles import Role
 
-__all__ = ["TerminationChecker", "TerminationCheckerSettings", "limits_of", "termination_checker"]
+__all__ = ["TerminationChecker", "TerminationCheckerSettings", "limits_of"]
 
 
 class TerminationCheckerSettings(Settings):
@@ -27,7 +27,7 @@ class TerminationCheckerSettings(Settings):
     """Seconds since the first step, by the task's clock. A resumed run continues to count."""
 
 
-class TerminationChecker(BaseMiddleware[Context]):
+class TerminationChecker(BaseMiddleware[Context], TakesSettings[TerminationCheckerSettings]):
     """Stop the task at the end of the step in which a limit is reached.
 
     In a run of several processes the learner checks the limits, because only it knows the exact
@@ -35,7 +35,7 @@ class TerminationChecker(BaseMiddleware[Context]):
     at a limit stops before its first step.
 
     Args:
-        settings: the options; or their fields by keyword, see :class:`TerminationCheckerSettings`.
+        settings: the options, each by keyword; see :class:`TerminationCheckerSettings`.
 
     Reads:
         ctx.env_step, ctx.train_iter, ctx.train_epoch: those that have a limit.
@@ -114,7 +114,3 @@ def limits_of(chain: ChainView) -> dict[str, float]:
         if isinstance(one, TerminationChecker):
             found |= one.limits
     return found
-
-
-termination_checker = TerminationChecker
-"""DI-engine's name of :class:`TerminationChecker`."""

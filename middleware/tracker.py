@@ -26,7 +26,7 @@ from middleware.support.interval import axis_of
 __all__ = ["Tracker", "file_name", "shown_name"]
 
 _LONGEST: Final = 128
-_NOT_IN_FILES: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def file_name(name: str, longest: int = _LONGEST) -> str:
     """
     letters = unicodedata.normalize("NFKD", name)
     plain = "".join(letter for letter in letters if not unicodedata.combining(letter))
-    return _NOT_IN_FILES.sub("-", plain)[:longest]
+    return _FORBIDDEN.sub("-", plain)[:longest]
 
 
 _RETURN: Final = "return_mean"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from dmiddleware.settings import Settings, plain_values, takes_settings
+from dmiddleware.settings import Settings, TakesSettings, plain_values, takes_settings
 from middleware.run_folder import RunFolder
 from middleware.tracker import Tracker, shown_name
 
@@ -32,7 +32,7 @@ class TrackioLoggerSettings(Settings):
     `TRACKIO_SPACE_ID` says, and without it, none."""
 
 
-class TrackioLogger(Tracker):
+class TrackioLogger(Tracker, TakesSettings[TrackioLoggerSettings]):
     """Send metrics, settings, videos and checkpoints to Trackio.
 
     One line does it: ``task.use(TrackioLogger(experiment.run, project="cartpole"))``. Trackio needs
@@ -44,7 +44,7 @@ class TrackioLogger(Tracker):
 
     Args:
         run: the folder of the run.
-        settings: the options; or their fields by keyword, see :class:`TrackioLoggerSettings`.
+        settings: the options, each by keyword; see :class:`TrackioLoggerSettings`.
 
     Raises:
         ConfigError: if trackio is not installed, or ``run`` is not a RunFolder.

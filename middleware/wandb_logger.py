@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final, Literal
 
-from dmiddleware.settings import AS_TUPLE, Settings, plain_values, takes_settings
+from dmiddleware.settings import AS_TUPLE, Settings, TakesSettings, plain_values, takes_settings
 from middleware.run_folder import RunFolder
 from middleware.tracker import Tracker, shown_name
 
 __all__ = ["WandbLogger", "WandbLoggerSettings"]
 
-_NOT_IN_PROJECTS: Final = re.compile(r"[/\\#?%:]+")
+_FORBIDDEN: Final = re.compile(r"[/\\#?%:]+")
 _LONGEST_TAG: Final = 64
 
 
@@ -31,7 +31,7 @@ class WandbLoggerSettings(Settings):
     environment variable `WANDB_MODE` says."""
 
 
-class WandbLogger(Tracker):
+class WandbLogger(Tracker, TakesSettings[WandbLoggerSettings]):
     """Send metrics, settings, videos and checkpoints to Weights & Biases.
 
     One line does it: ``task.use(WandbLogger(experiment.run, project="cartpole"))``.
@@ -47,7 +47,7 @@ class WandbLogger(Tracker):
 
     Args:
         run: the folder of the run.
-        settings: the options; or their fields by keyword, see :class:`WandbLoggerSettings`.
+        settings: the options, each by keyword; see :class:`WandbLoggerSettings`.
 
     Raises:
         ConfigError: if wandb is not installed, or ``run`` is not a RunFolder.
@@ -66,7 +66,7 @@ class WandbLogger(Tracker):
     def begin(self, run_id: str, axis: str) -> Any:
         """Begin the run, or continue it, and name the axis of its metrics."""
         settings, name = self.settings, self.folder.name
-        project = _NOT_IN_PROJECTS.sub("-", shown_name(settings.project))
+        project = _FORBIDDEN.sub("-", shown_name(settings.project))
         options = {
             **plain_values(settings),
             "project": self.accepted("project", settings.project, project),

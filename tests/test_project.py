@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -10,6 +11,19 @@ import dmiddleware
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def workflow(name: str) -> dict[str, Any]:
+    """Return the jobs of a workflow."""
+    path = ROOT / f".github/workflows/{name}.yml"
+    return yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+
+
+def commands(name: str) -> str:
+    """Return all commands of a workflow, one a line."""
+    return "\n".join(
+        step.get("run", "") for job in workflow(name).values() for step in job["steps"]
+    )
 
 
 def test_the_version_is_the_same_everywhere():
@@ -26,10 +40,64 @@ def test_the_citation_has_the_address_of_the_documentation_and_the_readme_names_
     assert "(CITATION.cff)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_addresses_of_the_project_page_are_those_of_the_documentation():
+    urls = PYPROJECT["project"]["urls"]
+    assert list(urls) == ["Documentation", "Changelog"]
+    assert urls["Changelog"] == f"{urls['Documentation']}/page/changelog.html"
+    assert (ROOT / "docs/changelog.md").exists()
+
+
+def test_the_classifiers_name_linux_and_the_versions_of_python_that_are_tested():
+    classifiers = PYPROJECT["project"]["classifiers"]
+    systems = [name for name in classifiers if name.startswith("Operating System")]
+    assert systems == ["Operating System :: POSIX :: Linux"]
+    jobs = workflow("ci")
+    assert {job["runs-on"] for job in jobs.values()} == {"ubuntu-latest"}
+    tested = jobs["test"]["strategy"]["matrix"]["python"]
+    versions = re.findall(r"Programming Language :: Python :: (3\.\d+)", "\n".join(classifiers))
+    assert versions == tested
+    assert PYPROJECT["project"]["requires-python"] == f">={tested[0]}"
+
+
+def test_the_nightly_workflow_runs_the_slow_tests_the_short_faults_and_a_short_bench():
+    lines = commands("nightly").splitlines()
+    assert "make test-slow" in lines
+    assert any("-m pytest -m 'not slow' tests/faults" in line for line in lines)
+    (bench,) = [line for line in lines if "-m tests.benchmarks" in line]
+    for name in bench.partition("tests.benchmarks ")[2].split():
+        assert (ROOT / f"tests/benchmarks/bench_{name}.py").exists()
+
+
+def test_a_release_needs_an_entry_of_the_changelog_and_a_wheel_that_works_alone():
+    text = commands("release")
+    places = [
+        text.index(part)
+        for part in (
+            "CHANGELOG.md",
+            "python -m build",
+            "python -m venv /tmp/fresh",
+            "/tmp/fresh/bin/pip install dist/*.whl",
+            "/tmp/fresh/bin/ditask train",
+        )
+    ]
+    assert places == sorted(places)
+
+
+def test_only_the_helper_that_waits_sleeps_in_tests():
+    """Wait for a condition, by `tests.waiting.wait_until` where nothing else can be waited for."""
+    # Benchmarks may sleep until a machine is quiet.
+    sleeping = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("*.py")
+        if "benchmarks" not in path.parts
+        and re.search(r"\btime\.sleep\b|\bimport .*\bsleep\b", path.read_text(encoding="utf-8"))
+    ]
+    assert sleeping == ["tests/waiting.py"]
+
+
 def test_the_workflow_runs_the_commands_that_people_run():
-    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
-    commands = [step.get("run", "") for step in workflow["jobs"]["test"]["steps"]]
-    assert commands[-2:] == ["make check", "make test"]
+    steps = [step.get("run", "") for step in workflow("ci")["test"]["steps"]]
+    assert steps[-2:] == ["make check", "make test"]
     ci = (ROOT / ".ci/run").read_text(encoding="utf-8").strip().splitlines()
     assert ci[-2:] == ["make check", "make test"]
 
@@ -37,14 +105,11 @@ def test_the_workflow_runs_the_commands_that_people_run():
 def test_the_workflows_run_commands_that_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE))
-    for workflow in (ROOT / ".github/workflows").glob("*.yml"):
-        jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]
-        commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
-        made = {target for text in commands for target in re.findall(r"\bmake ([a-z-]+)", text)}
-        assert made <= targets, workflow
-        modules = {name for text in commands for name in re.findall(r"-m (tests\.\w+)", text)}
-        for module in modules:
-            assert (ROOT / module.replace(".", "/") / "__main__.py").exists(), workflow
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        text = commands(path.stem)
+        assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= targets, path
+        for module in re.findall(r"-m (tests\.\w+)", text):
+            assert (ROOT / module.replace(".", "/") / "__main__.py").exists(), path
 
 
 def test_every_pinned_dependency_is_one_version():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -77,7 +77,14 @@ class DequeReplay:
         """Whether items are drawn by priority, but no priority was ever set."""
         return self.buffer.lacks_priorities
 
-    def bind(self, *, n_step: int, discount: float | None, burn_in: int | None) -> None:
+    def bind(
+        self,
+        *,
+        n_step: int,
+        discount: float | None,
+        burn_in: int | None,
+        start_columns: Collection[str],
+    ) -> None:
         """Reject a policy that learns from sequences.
 
         Raises:
@@ -86,7 +93,7 @@ class DequeReplay:
         if burn_in is not None:
             raise ConfigError(
                 f"the policy has burn_in={burn_in} and learns from sequences, but a DequeBuffer "
-                "samples single rows; use TensorBuffer(size, unroll_len=..., burn_in=...)"
+                "samples single rows; use TensorBuffer(size, unroll_len=...)"
             )
 
     def __len__(self) -> int:

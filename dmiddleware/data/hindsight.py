@@ -12,7 +12,7 @@ import torch
 
 from dmiddleware.data.tensor_buffer import TensorBuffer
 from dmiddleware.errors import ConfigError, StructureError
-from dmiddleware.settings import Count, Settings, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, takes_settings
 from dmiddleware.tree import Batch, leaves
 
 __all__ = ["GoalFunction", "HindsightReplay", "HindsightReplaySettings"]
@@ -62,7 +62,7 @@ class HindsightReplaySettings(Settings):
     """k, the ratio of new goals to the episodes' own."""
 
 
-class HindsightReplay:
+class HindsightReplay(TakesSettings[HindsightReplaySettings]):
     """Replaces the goals of sampled rows by goals that their episodes reached later.
 
     Hindsight experience replay (Andrychowicz et al., "Hindsight Experience Replay", NeurIPS 2017,
@@ -80,7 +80,7 @@ class HindsightReplay:
 
     Args:
         compute_reward: the reward of each pair of goals; the env's method, or a function.
-        settings: the options; or their fields by keyword, see :class:`HindsightReplaySettings`.
+        settings: the options, each by keyword; see :class:`HindsightReplaySettings`.
 
     Raises:
         ConfigError: if an option is not valid or a function is missing; from ``TensorBuffer``, if
@@ -131,8 +131,8 @@ class HindsightReplay:
             if settings[name] != needed:
                 raise ConfigError(
                     f"HindsightReplay needs a buffer with {name}={needed}, but this one has "
-                    f"{name}={settings[name]}; it gives new goals to single steps, and takes them "
-                    "from later steps of the same episodes"
+                    f"{name}={settings[name]}; it gives new goals to single steps, for a policy "
+                    "with n_step=1, and takes them from later steps of the same episodes"
                 )
 
     def __call__(self, batch: Batch, buffer: TensorBuffer) -> Batch:

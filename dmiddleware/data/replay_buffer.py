@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from dmiddleware.schedule import Counters, Schedule
@@ -53,13 +53,21 @@ class ReplayBuffer(Protocol):
         """The number of rows that a sequence has to learn from; None for single rows."""
         ...
 
-    def bind(self, *, n_step: int, discount: float | None, burn_in: int | None) -> None:
-        """Take the discount of n-step returns from the policy, and compare the other settings.
+    def bind(
+        self,
+        *,
+        n_step: int,
+        discount: float | None,
+        burn_in: int | None,
+        start_columns: Collection[str],
+    ) -> None:
+        """Take what the policy knows, until the first push; then compare it.
 
         Args:
             n_step: length of the policy's n-step returns.
             discount: the policy's γ; None if it has none.
             burn_in: the policy's burn-in; None if it has none.
+            start_columns: the columns that the policy needs only where sequences start.
 
         Raises:
             ConfigError: if the buffer was built with another burn-in, or sums rewards over another

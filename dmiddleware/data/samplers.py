@@ -13,7 +13,15 @@ import numpy.typing as npt
 from dmiddleware.data.sum_tree import SumTree
 from dmiddleware.errors import NotEnoughData
 from dmiddleware.schedule import Counters, Schedule, Scheduled
-from dmiddleware.settings import Fraction, NonNegative, Positive, Settings, checked, takes_settings
+from dmiddleware.settings import (
+    Fraction,
+    NonNegative,
+    Positive,
+    Settings,
+    TakesSettings,
+    checked,
+    takes_settings,
+)
 
 __all__ = [
     "Eligible",
@@ -134,11 +142,11 @@ class UniformSamplerSettings(Settings):
     """Whether a row may appear twice in a batch. Draws without replacement are slower."""
 
 
-class UniformSampler:
+class UniformSampler(TakesSettings[UniformSamplerSettings]):
     """Draws every row with the same probability.
 
     Args:
-        settings: the options; or their fields by keyword, see :class:`UniformSamplerSettings`.
+        settings: the options, each by keyword; see :class:`UniformSamplerSettings`.
 
     Raises:
         ConfigError: if an option is not valid.
@@ -225,7 +233,7 @@ class PrioritySamplerSettings(Settings):
     """Added to every priority, so every row can be drawn."""
 
 
-class PrioritySampler:
+class PrioritySampler(TakesSettings[PrioritySamplerSettings]):
     """Draws rows in proportion to their priorities (proportional prioritized replay).
 
     Row ``i`` is drawn with probability ``p_i**alpha / sum(p**alpha)``, where ``p_i`` is the
@@ -240,7 +248,7 @@ class PrioritySampler:
     Source: Schaul et al., "Prioritized Experience Replay", ICLR 2016, sections 3.3 and 3.4.
 
     Args:
-        settings: the options; or their fields by keyword, see :class:`PrioritySamplerSettings`.
+        settings: the options, each by keyword; see :class:`PrioritySamplerSettings`.
 
     Attributes:
         highest: the highest priority so far, at least 1, which new rows get.

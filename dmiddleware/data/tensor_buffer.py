@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from dmiddleware.data.n_step import n_step_returns
 from dmiddleware.data.ring.row_ring import RowRing
 from dmiddleware.data.ring.storage import in_memory, mapped_to
 from dmiddleware.data.samplers import Eligible, Ints, PrioritySampler, Sampler, UniformSampler
-from dmiddleware.data.schema import Array, Rows, as_index
+from dmiddleware.data.schema import Array, Rows, as_batch, as_index
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.settings import (
@@ -28,6 +28,7 @@ from dmiddleware.settings import (
     Count,
     Fraction,
     Settings,
+    TakesSettings,
     Whole,
     checked,
     plain_values,
@@ -40,7 +41,7 @@ __all__ = ["SampleTransform", "TensorBuffer", "TensorBufferSettings"]
 # Larger copies are slower than several small ones, which reuse memory.
 _BYTES_AHEAD = 2**19
 
-_OF_THE_LAST_ROW = ("next_obs", "next_action_mask", "done", "terminated", "truncated")
+_LAST_ROW_COLUMNS = ("next_obs", "next_action_mask", "done", "terminated", "truncated")
 _CLOSED = "this TensorBuffer is closed; create another one"
 
 
@@ -96,28 +97,29 @@ class TensorBufferSettings(Settings):
         default=None, repr=False
     )
     """Draws the rows of a sample; None: ``UniformSampler()``."""
-    n_step: Annotated[Count, BY_PROGRAM] = 1
+    n_step: Annotated[Count | None, BY_PROGRAM] = None
     """If above 1, ``reward`` is the discounted sum over up to ``n_step`` steps of the episode;
     ``next_obs``, ``next_action_mask``, ``done``, ``terminated`` and ``truncated`` come from the
-    last of these steps; ``discount`` is γ^k for k steps, the factor of the bootstrap value."""
+    last of these steps; ``discount`` is γ^k for k steps, the factor of the bootstrap value. None:
+    the policy's, from :meth:`TensorBuffer.bind`; 1 without a policy."""
     discount: Annotated[Fraction | None, BY_PROGRAM] = None
-    """γ of the n-step sum. None: set later with :meth:`TensorBuffer.bind`, which the learner
-    middleware calls with the policy's value."""
+    """γ of the n-step sum; None: the policy's, from :meth:`TensorBuffer.bind`."""
     unroll_len: Count | None = None
     """If given, samples are time-first sequences ``[L, n, …]``, each within one episode, with
     ``L = burn_in + unroll_len`` and ``mask`` bool ``[L, n]``."""
     unroll_pad: bool = True
     """Pad sequences that reach the end of the known part of their episode: the last row is
     repeated, with ``mask`` False. If False, draw only rows that start a complete sequence."""
-    burn_in: Annotated[Whole, BY_PROGRAM] = 0
+    burn_in: Annotated[Whole | None, BY_PROGRAM] = None
     """Rows at the beginning of each sequence that only warm up a recurrent state; losses use the
-    rows from ``burn_in`` on. Sequences without such a row are never drawn."""
+    rows from ``burn_in`` on. Sequences without such a row are never drawn. None: the policy's; 0
+    without a policy."""
     stride: Count = 1
     """Every how many rows of an episode a sequence starts, at its first row and then every
     ``stride`` rows; priorities of other rows are ignored. At most ``unroll_len``."""
-    start_columns: Annotated[Names, BY_PROGRAM] = ()
+    start_columns: Annotated[Names | None, BY_PROGRAM] = None
     """Columns that are stored only at the rows where sequences start, such as the state of a
-    recurrent policy. Samples have them as ``[n, …]``."""
+    recurrent policy. Samples have them as ``[n, …]``. None: those of the policy, if any."""
     follow_episodes: bool = False
     """Whether to follow episodes even if no other option needs it, for
     :meth:`TensorBuffer.steps_left`, :meth:`TensorBuffer.ahead` and
@@ -142,7 +144,7 @@ class TensorBufferSettings(Settings):
         """Refuse options that do not go together."""
         if self.unroll_len is None:
             for name, is_set in (
-                ("burn_in", self.burn_in > 0),
+                ("burn_in", bool(self.burn_in)),
                 ("stride", self.stride > 1),
                 ("start_columns", bool(self.start_columns)),
             ):
@@ -163,7 +165,7 @@ class TensorBufferSettings(Settings):
             )
 
 
-class TensorBuffer:
+class TensorBuffer(TakesSettings[TensorBufferSettings]):
     """A replay buffer that keeps the newest ``size`` rows, one preallocated array per leaf.
 
     The first push fixes the structure. Each row has a permanent index: the number of rows pushed
@@ -171,17 +173,20 @@ class TensorBuffer:
     buffer follows episodes: rows of one env with the same ``episode_id`` are consecutive steps,
     also across pushes, where ``next_obs`` of a row must equal ``obs`` of the following one.
 
+    ``n_step``, ``discount``, ``burn_in`` and ``start_columns`` are the policy's unless they are
+    given: a learner middleware passes them to :meth:`bind`.
+
     Methods hold a lock, so several threads may share a buffer.
 
     Args:
-        settings: the options; or their fields by keyword, see :class:`TensorBufferSettings`.
+        settings: the options, each by keyword; see :class:`TensorBufferSettings`.
 
     Attributes:
         size: capacity in rows.
         generator: the buffer's random generator.
         sampler: draws the rows of a sample.
         n_step: the number of steps that a sampled ``reward`` sums over; 1 for plain transitions.
-        discount: γ of the n-step sum; None until :meth:`bind` sets it.
+        discount: γ of the n-step sum; None: not known yet.
         burn_in: the number of rows at the beginning of a sequence that losses leave out.
         unroll_len: the number of rows of a sequence after its burn-in; None for single rows.
 
@@ -192,26 +197,35 @@ class TensorBuffer:
     @takes_settings(TensorBufferSettings)
     def __init__(self, settings: TensorBufferSettings) -> None:
         self.size = settings.size
-        self._settings = settings
-        self._lock = threading.RLock()
-        self.generator = np.random.default_rng(settings.seed)
-        self.n_step = settings.n_step
+        self._n_step_is_given = settings.n_step is not None
         self.discount = settings.discount
-        self.unroll_len = unroll_len = settings.unroll_len
-        self.burn_in = settings.burn_in
+        self._lock = threading.RLock()
+        self._closed = False
+        self.generator = np.random.default_rng(settings.seed)
+        self.unroll_len = settings.unroll_len
+        self._knows_steps = settings.follow_episodes or settings.unroll_len is not None
+        self.sampler: Sampler = settings.sampler or UniformSampler()
+        self.sampler.attach(self.size)
+        self._transform = settings.transform
+        self._arrange(settings)
+
+    def _arrange(self, settings: TensorBufferSettings) -> None:
+        """Take the options of an empty buffer; those that are None have no effect."""
+        self._settings = settings
+        self.n_step = settings.n_step or 1
+        self.burn_in = settings.burn_in or 0
+        unroll_len = settings.unroll_len
         # The number of rows that a sequence must have to be drawn.
         self._shortest = self.burn_in + (
             unroll_len if unroll_len and not settings.unroll_pad else 1
         )
-        self.sampler: Sampler = settings.sampler or UniformSampler()
-        self._knows_steps = settings.follow_episodes or unroll_len is not None
         self._rows = RowRing(
             self.size,
             in_memory if settings.storage is None else mapped_to(settings.storage),
             linked=self.n_step > 1 or self._knows_steps or not settings.store_next_obs,
             store_next_obs=settings.store_next_obs,
             stride=settings.stride if self._knows_steps else None,
-            start_columns=settings.start_columns,
+            start_columns=settings.start_columns or (),
             frame_stacks=settings.frame_stacks,
             needed=("reward",) if self.n_step > 1 else (),
             reserved=(
@@ -221,9 +235,6 @@ class TensorBuffer:
                 *(("mask",) if unroll_len is not None else ()),
             ),
         )
-        self.sampler.attach(self.size)
-        self._closed = False
-        self._transform = settings.transform
         if self._transform is not None:
             self._transform.attach(self)
 
@@ -233,6 +244,10 @@ class TensorBuffer:
         return {
             "type": type(self).__name__,
             **plain_values(self._settings),
+            "n_step": self.n_step,
+            "discount": self.discount,
+            "burn_in": self.burn_in,
+            "start_columns": list(self._settings.start_columns or ()),
             "sampler": _settings_of(self.sampler),
             "transform": None if self._transform is None else _settings_of(self._transform),
         }
@@ -253,40 +268,69 @@ class TensorBuffer:
         return self.sampler.schedules if isinstance(self.sampler, PrioritySampler) else {}
 
     def bind(
-        self, *, n_step: int, discount: float | None = None, burn_in: int | None = None
+        self,
+        *,
+        n_step: int,
+        discount: float | None = None,
+        burn_in: int | None = None,
+        start_columns: Collection[str] = (),
     ) -> None:
-        """Set the discount of n-step returns, or check that it is the policy's.
+        """Take options from the policy, and check that those that are set already are its own.
 
-        The policy holds n, γ and the burn-in. A buffer built without ``discount`` gets it here; a
-        buffer built with one must have the policy's value. Binding again to the same values has no
-        effect.
+        Before the first push, options that were not given become the policy's: ``n_step``, and for
+        sequences ``burn_in`` and ``start_columns``. The discount is also taken later. Learner
+        middleware call this method. Binding again to the same values has no effect.
+
+        If the first rows that are pushed have the column ``discount``, their rewards are already
+        n-step returns, so the buffer does not sum them again: ``n_step`` is 1 then.
 
         Args:
             n_step: length of the policy's n-step returns.
-            discount: the policy's γ; None if it has none.
+            discount: the policy's γ; None if it has none, and then no n-step returns.
             burn_in: the policy's burn-in; None if it has none.
+            start_columns: the columns that the policy needs only where sequences start.
 
         Raises:
-            ConfigError: if the buffer has a different ``n_step``, ``discount`` or ``burn_in``.
+            ConfigError: if the buffer has a different ``n_step``, ``discount`` or ``burn_in``, or
+                its ``transform`` does not work with the policy's.
         """
-        if burn_in not in (None, self.burn_in):
-            raise ConfigError(
-                f"the buffer has burn_in={self.burn_in}, but the policy has burn_in={burn_in}; "
-                "build it with TensorBuffer(size, burn_in=policy.burn_in, ...)"
-            )
-        if discount is None:
-            return
-        for name, own, wanted in (
-            ("n_step", self.n_step, checked("n_step", n_step, Count)),
-            ("discount", self.discount, checked("discount", discount, Fraction)),
-        ):
-            # A buffer of single steps may hold rows whose n steps were summed before.
-            if own not in (None, wanted) and (name, own) != ("n_step", 1):
+        options: dict[str, Any] = {}
+        if self.unroll_len is not None:
+            options |= {"burn_in": burn_in, "start_columns": tuple(start_columns) or None}
+        if discount is not None:
+            options["n_step"] = checked("n_step", n_step, Count)
+            discount = float(checked("discount", discount, Fraction))
+        with self._lock:
+            new = {} if self._rows.has_structure else self._missing(options)
+            if burn_in not in (None, self.burn_in, new.get("burn_in")):
                 raise ConfigError(
-                    f"the buffer has {name}={own}, but the policy has {name}={wanted}; set it in "
-                    "the policy's config, and build the buffer with the policy's value"
+                    f"the buffer has burn_in={self.burn_in}, but the policy has "
+                    f"burn_in={burn_in}; build it with TensorBuffer(size, unroll_len=...) and "
+                    "without burn_in, and push rows only after the learner is built"
                 )
-        self.discount = float(discount)
+            if discount is not None:
+                if "n_step" not in new:
+                    self._compare("n_step", self.n_step, options["n_step"])
+                self._compare("discount", self.discount, discount)
+                self.discount = discount
+            if new:
+                self._arrange(dataclasses.replace(self._settings, **new))
+
+    def _missing(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the policy's options that the buffer does not have yet."""
+        return {
+            name: value
+            for name, value in options.items()
+            if value is not None and getattr(self._settings, name) is None
+        }
+
+    def _compare(self, name: str, value: float | None, policy_value: float) -> None:
+        # A buffer of single steps may hold rows whose n steps were summed before.
+        if value not in (None, policy_value) and (name, value) != ("n_step", 1):
+            raise ConfigError(
+                f"the buffer has {name}={value}, but the policy has {name}={policy_value}; set it "
+                f"in the policy's config, and build the buffer without {name}"
+            )
 
     @property
     def nbytes(self) -> int:
@@ -324,6 +368,9 @@ class TensorBuffer:
         with self._lock:
             if self._closed:
                 raise ValueError(_CLOSED)
+            if not self._rows.has_structure:
+                batch = as_batch(batch)
+                self._leave_returns(batch)
             first, n = self._rows.push(batch)
             self.sampler.pushed(first, n)
             if self._rows.starts is not None and n:
@@ -600,16 +647,23 @@ class TensorBuffer:
             if self._closed:
                 raise ValueError(_CLOSED)
             check_state("TensorBuffer", state, ("rows", "sampler", "sampler_type", "generator"))
-            own = type(self.sampler).__name__
-            if state["sampler_type"] != own:
+            sampler_type = type(self.sampler).__name__
+            if state["sampler_type"] != sampler_type:
                 raise CheckpointMismatch(
                     f"the state comes from a buffer with a {state['sampler_type']}, but this one "
-                    f"has a {own}; build it with the same options"
+                    f"has a {sampler_type}; build it with the same options"
                 )
+            if not self._rows.has_structure:
+                self._leave_returns(state["rows"].get("leaves", ()))
             self._rows.load_state_dict(state["rows"])
             held = np.arange(self._rows.first, self._rows.total)
             self.sampler.load_state_dict(state["sampler"], held)
             self.generator = generator_from_text(state["generator"])
+
+    def _leave_returns(self, columns: Container[str]) -> None:
+        """Leave the rewards of the first rows as they are if they are n-step returns already."""
+        if "discount" in columns and self.n_step > 1 and not self._n_step_is_given:
+            self._arrange(dataclasses.replace(self._settings, n_step=1))
 
     def _eligible(self, n: int) -> Eligible:
         """Return the rows that can be drawn, or raise an error if they are fewer than ``n``."""
@@ -627,22 +681,23 @@ class TensorBuffer:
         if self.unroll_len is not None:
             extra |= self._rows.take_at_starts(index)
             index, extra["mask"] = self._sequences(index)
-        if self.n_step == 1:
+        n_step = self.n_step
+        if n_step == 1:
             return self._rows.take(index) | extra
         if self.discount is None:
             raise ConfigError(
-                f"this buffer sums rewards over n_step={self.n_step} steps, but has no discount; "
+                f"this buffer sums rewards over n_step={n_step} steps, but has no discount; "
                 "build it with discount=policy.discount, or call buffer.bind(...) first"
             )
         window = n_step_returns(
             index,
             self._rows.successor,
             lambda rows: self._rows.take(rows, ("reward",))["reward"],
-            n_step=self.n_step,
+            n_step=n_step,
             discount=self.discount,
         )
         extra["reward"], extra["discount"] = window.ret, window.discount
-        ends = {p for p in self._rows.paths if p.partition(".")[0] in _OF_THE_LAST_ROW}
+        ends = {p for p in self._rows.paths if p.partition(".")[0] in _LAST_ROW_COLUMNS}
         own = set(self._rows.paths) - ends - {"reward"}
         return self._rows.take(index, own) | self._rows.take(window.last, ends) | extra
 

@@ -59,27 +59,27 @@ def agree_on_start(store: Store, rank: int, size: int, timeout: datetime.timedel
     Raises:
         RuntimeError: if the ranks do not all come in time.
     """
-    own = secrets.token_hex(8)
+    token = secrets.token_hex(8)
     if rank:
-        store.set(f"start/greeting-{rank}", own)
-        store.wait([f"start/answer-{own}"], timeout)
-        name = store.get(f"start/answer-{own}").decode()
+        store.set(f"start/greeting-{rank}", token)
+        store.wait([f"start/answer-{token}"], timeout)
+        name = store.get(f"start/answer-{token}").decode()
         store.add(f"start/present-{name}", 1)
         return name
     answered: dict[int, str] = {}
     deadline = time.monotonic() + timeout.total_seconds()
-    while (present := store.add(f"start/present-{own}", 0) + 1) < size:
+    while (present := store.add(f"start/present-{token}", 0) + 1) < size:
         if time.monotonic() > deadline:
             raise RuntimeError(f"{present} of {size} ranks have come")
-        for other in range(1, size):
+        for peer in range(1, size):
             # Reading a key that was never set would wait for it.
-            if store.check([f"start/greeting-{other}"]):
-                greeting = store.get(f"start/greeting-{other}").decode()
-                if answered.get(other) != greeting:
-                    store.set(f"start/answer-{greeting}", own)
-                    answered[other] = greeting
+            if store.check([f"start/greeting-{peer}"]):
+                greeting = store.get(f"start/greeting-{peer}").decode()
+                if answered.get(peer) != greeting:
+                    store.set(f"start/answer-{greeting}", token)
+                    answered[peer] = greeting
         time.sleep(_POLL_S)
-    return own
+    return token
 
 
 @contextmanager

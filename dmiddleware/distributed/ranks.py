@@ -337,11 +337,11 @@ def gather_from_ranks(value: Any) -> list[Any]:
         longest = max(int(length.item()) for length in lengths)
         padded = torch.zeros(longest, dtype=torch.uint8, device=device)
         padded[: len(data)] = data
-        found = [torch.empty_like(padded) for _ in range(size)]
-        dist.all_gather(found, padded)
+        gathered = [torch.empty_like(padded) for _ in range(size)]
+        dist.all_gather(gathered, padded)
     return [
-        json.loads(bytes(one[: int(length.item())].tolist()))
-        for one, length in zip(found, lengths, strict=True)
+        json.loads(bytes(row[: int(length.item())].tolist()))
+        for row, length in zip(gathered, lengths, strict=True)
     ]
 
 
@@ -499,8 +499,8 @@ def _open_store(folder: str, rank: int, size: int, timeout: datetime.timedelta) 
     if has_agent_store():
         return connect(timeout)
     if rank or not _is_loopback(address) or not port.isdecimal():
-        found: Store = next(rendezvous("env://", rank, size, timeout=timeout))[0]
-        return found
+        store: Store = next(rendezvous("env://", rank, size, timeout=timeout))[0]
+        return store
     # With a socket of ours, because torch's own listens on all interfaces.
     listening = socket.create_server((socket.gethostbyname(address), int(port)), backlog=128)
     return TCPStore(

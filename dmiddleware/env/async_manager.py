@@ -13,7 +13,7 @@ from dmiddleware.env.batching import NestedArrays, copy_arrays, index_rows, make
 from dmiddleware.env.env_access import Access
 from dmiddleware.env.manager import BaseEnvManager, check_env_fns
 from dmiddleware.env.pictures import Frame, Picture
-from dmiddleware.env.subprocess.pool import EnvPool, ProcessFailure
+from dmiddleware.env.subprocess.pool import EnvProcesses, ProcessFailure
 from dmiddleware.env.subprocess.worker import Given, StepInfos
 from dmiddleware.env.sync_manager import EnvFn, probe_spaces
 from dmiddleware.env.timestep import BatchedTimestep
@@ -67,7 +67,7 @@ class AsyncEnvManager(BaseEnvManager):
         self._reset_timeout_s: float = checked("reset_timeout_s", reset_timeout_s, Positive)
         self._close_timeout_s: float = checked("close_timeout_s", close_timeout_s, Positive)
         self._envs_per_process: int = checked("envs_per_process", envs_per_process, Count)
-        self._pool: EnvPool | None = None
+        self._pool: EnvProcesses | None = None
         self._cut: set[int] = set()
 
     @property
@@ -80,7 +80,7 @@ class AsyncEnvManager(BaseEnvManager):
         self._require_closed()
         self._begin()
         self._cut = set()
-        self._pool = EnvPool(
+        self._pool = EnvProcesses(
             self._env_fns,
             envs_per_process=self._envs_per_process,
             step_timeout_s=self._step_timeout_s,
@@ -178,8 +178,8 @@ class AsyncEnvManager(BaseEnvManager):
             for array in (reward, terminated, truncated, done):
                 array[failed] = 0
             for env_id in (env_ids[row] for row in failed):
-                known = infos.first if env_id in lost else last
-                last[env_id] = {**known.get(env_id, {}), "abnormal": True}
+                infos_now = infos.first if env_id in lost else last
+                last[env_id] = {**infos_now.get(env_id, {}), "abnormal": True}
             self._cut.difference_update(env_ids)
         self._count_step(ids, next_obs, reward)
         self._replace_infos(env_ids, [last.get(env_id, {}) for env_id in env_ids])
@@ -263,7 +263,7 @@ class AsyncEnvManager(BaseEnvManager):
     # Processes
 
     @property
-    def _running(self) -> EnvPool:
+    def _running(self) -> EnvProcesses:
         assert self._pool is not None
         return self._pool
 
@@ -289,19 +289,21 @@ class AsyncEnvManager(BaseEnvManager):
     # What a program gives to the envs
 
     def _access(self, accesses: list[Access]) -> list[Any]:
-        what = str(accesses[0])
+        doing = str(accesses[0])
         requests = {
-            env_id: _pickled(access, f"what {what} was given")
+            env_id: _pickled(access, f"what {doing} was given")
             for env_id, access in enumerate(accesses)
         }
-        found = self._ask_until_answered(b"a", requests, what)
+        answers = self._ask_until_answered(b"a", requests, doing)
         for env_id in requests:
-            if isinstance(found[env_id], EnvCallError):
-                raise found[env_id]
-        return [pickle.loads(found[env_id]) for env_id in requests]
+            if isinstance(answers[env_id], EnvCallError):
+                raise answers[env_id]
+        return [pickle.loads(answers[env_id]) for env_id in requests]
 
     def _use_reset_options(self, options: list[dict[str, Any] | None]) -> None:
-        pickled = dict(enumerate(_pickled(one, "the reset options") for one in options))
+        pickled = dict(
+            enumerate(_pickled(env_options, "the reset options") for env_options in options)
+        )
         super()._use_reset_options(options)
         if self._open:
             self._ask_until_answered(b"o", pickled, "set_reset_options")
@@ -318,8 +320,8 @@ class AsyncEnvManager(BaseEnvManager):
         answers: dict[int, Any] = {}
         with self._closing_on_error():
             while requests:
-                found, failures = self._running.ask(kind, requests, doing)
-                answers |= found
+                answered, failures = self._running.ask(kind, requests, doing)
+                answers |= answered
                 lost = _envs_of(failures)
                 if lost:
                     infos = self._restart_lost(failures, lost)
@@ -330,13 +332,15 @@ class AsyncEnvManager(BaseEnvManager):
     def _given(self) -> dict[int, bytes]:
         """Return what the program has set, by env id, for processes that start."""
         attributes, options = self._overrides.attributes, self._overrides.reset_options
-        if not attributes and not any(one is not None for one in options):
+        if not attributes and not any(setting is not None for setting in options):
             return {}
-        given: list[Given] = [
+        settings: list[Given] = [
             ({name: values[env_id] for name, values in attributes.items()}, options[env_id])
             for env_id in range(self.env_num)
         ]
-        return {env_id: _pickled(one, "what was set") for env_id, one in enumerate(given)}
+        return {
+            env_id: _pickled(setting, "what was set") for env_id, setting in enumerate(settings)
+        }
 
     def _env_states(self) -> list[dict[str, Any] | None]:
         states = self._ask(b"g", dict.fromkeys(range(self.env_num)), "get_state")

@@ -127,9 +127,9 @@ def make_write(space: spaces.Space[Any]) -> Write:
 
         def write_dict(arrays: NestedArrays, row: int, obs: Any) -> None:
             if not isinstance(obs, Mapping) or len(obs) != len(parts):
-                found = sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
+                shown = sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
                 raise ValueError(
-                    f"its keys are {sorted(map(str, space.spaces))}, but it is {found}"
+                    f"its keys are {sorted(map(str, space.spaces))}, but it is {shown}"
                 )
             for name, key, write in parts:
                 write(arrays[name], row, obs[key])
@@ -270,8 +270,8 @@ def make_split(space: spaces.Space[Any]) -> Split:
 
 def _checked_keys(actions: Any, parts: Mapping[Any, Any], space: spaces.Space[Any]) -> list[Any]:
     if not isinstance(actions, Mapping) or set(actions) != set(parts):
-        found = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions)
-        raise StructureError(f"a batch of {space} must be a dict with its keys, got {found}")
+        shown = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions)
+        raise StructureError(f"a batch of {space} must be a dict with its keys, got {shown}")
     return list(parts)
 
 
@@ -288,10 +288,10 @@ def _checked_tuple(actions: Any, items: tuple[Any, ...], space: spaces.Space[Any
 def _misfit(
     array: npt.NDArray[Any], space: spaces.Space[Any], shape: tuple[int, ...], kinds: str
 ) -> StructureError:
-    wanted = "integers" if kinds == "iu" else "numbers"
+    numbers = "integers" if kinds == "iu" else "numbers"
     return StructureError(
         f"an array of shape {array.shape} and dtype {array.dtype} does not fit the space {space}: "
-        f"pass {wanted} of shape [E{''.join(f', {n}' for n in shape)}], one row per env"
+        f"pass {numbers} of shape [E{''.join(f', {n}' for n in shape)}], one row per env"
     )
 
 
@@ -315,7 +315,7 @@ def map_arrays(function: Callable[..., Any], nested: NestedArrays, *others: Nest
     """Apply ``function`` to every array and the corresponding arrays of the others."""
     if isinstance(nested, dict):
         return {
-            key: map_arrays(function, item, *(other[key] for other in others))
+            key: map_arrays(function, item, *(part[key] for part in others))
             for key, item in nested.items()
         }
     if isinstance(nested, tuple):
@@ -455,13 +455,13 @@ def describe_unusable(space: spaces.Space[Any], obs: Any, name: str = "") -> str
     if isinstance(space, spaces.Dict | spaces.Tuple):
         inner: Any = space.spaces
         parts = inner.items() if isinstance(space, spaces.Dict) else enumerate(inner)
-        found = (
+        descriptions = (
             describe_unusable(
                 sub, obs[str(key) if isinstance(obs, dict) else key], f"{name}[{key!r}]"
             )
             for key, sub in parts
         )
-        return next(filter(None, found), "")
+        return next(filter(None, descriptions), "")
     if make_value_check(space)(obs):
         return ""
     array: npt.NDArray[Any] = np.asarray(obs.cpu() if is_tensor(obs) else obs)

@@ -154,7 +154,7 @@ def contract_break(env: str, doing: str, error: Exception) -> EnvProtocolError |
         return None
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     modules = [str(frame.f_globals.get("__name__")) for frame in frames]
-    where = next((one for one in modules[::-1] if not one.startswith(_CALLED_BY_ALL)), "")
+    where = next((module for module in modules[::-1] if not module.startswith(_CALLED_BY_ALL)), "")
     if not where.startswith(_CALLERS):
         return None
     return EnvProtocolError(
@@ -173,11 +173,11 @@ def check_same_spaces(
         EnvProtocolError: with the first difference.
     """
     for pair in found:
-        for name, first, own in zip(("observation", "action"), found[0], pair, strict=True):
-            if own != first:
+        for name, first, space in zip(("observation", "action"), found[0], pair, strict=True):
+            if space != first:
                 raise EnvProtocolError(
                     f"the envs of one manager must have the same spaces, but the {name} space of "
-                    f"one is {own} and that of another is {first}"
+                    f"one is {space} and that of another is {first}"
                 )
 
 
@@ -200,9 +200,9 @@ def check_result(result: Any, env_id: int, reward_shape: tuple[int, ...] = ()) -
         )
     reward = np.asarray(result[1])
     if reward.shape != reward_shape or reward.dtype.kind not in "iufb":
-        wanted = f"{reward_shape[0]} numbers, one per agent" if reward_shape else "one number"
+        expected = f"{reward_shape[0]} numbers, one per agent" if reward_shape else "one number"
         raise EnvProtocolError(
-            f"env {env_id} returned the reward {_short(result[1])}; it must be {wanted}"
+            f"env {env_id} returned the reward {_short(result[1])}; it must be {expected}"
         )
     for name, flag in (("terminated", result[2]), ("truncated", result[3])):
         check_flag(flag, name, env_id)

@@ -17,7 +17,7 @@ __all__ = [
     "unknown_attribute",
 ]
 
-_BY_MANAGER: Final = ("reset", "step", "close")
+_MANAGER_METHODS: Final = ("reset", "step", "close")
 
 
 class Access(NamedTuple):
@@ -43,8 +43,8 @@ class Access(NamedTuple):
             ConfigError: if a list or tuple has another number of values, or the name is not a
                 string.
         """
-        own = _one_per_env(values, env_num, what=f"set_attr({name!r})")
-        accesses = [cls("set_attr", name, (value,)) for value in own]
+        per_env = _one_per_env(values, env_num, what=f"set_attr({name!r})")
+        accesses = [cls("set_attr", name, (value,)) for value in per_env]
         accesses[0].check()
         return accesses
 
@@ -59,7 +59,7 @@ class Access(NamedTuple):
         """
         if not isinstance(self.name, str):
             raise ConfigError(f"{self.kind} takes the name of an attribute, got {self.name!r}")
-        if self.kind == "call" and self.name in _BY_MANAGER:
+        if self.kind == "call" and self.name in _MANAGER_METHODS:
             raise ConfigError(
                 f"{self} would bypass the env manager, which counts steps and episodes; use the "
                 f"manager's own {self.name}()"
@@ -80,8 +80,8 @@ class Access(NamedTuple):
             if self.kind == "set_attr":
                 env.set_wrapper_attr(self.name, *self.args)
                 return None
-            found = env.get_wrapper_attr(self.name)
-            return _called(found, self) if self.kind == "call" else found
+            attribute = env.get_wrapper_attr(self.name)
+            return _called(attribute, self) if self.kind == "call" else attribute
         except EnvCallError:
             raise
         except Exception as error:
@@ -93,7 +93,7 @@ class Access(NamedTuple):
 def unknown_attribute(owner: str, name: str, env: object) -> EnvCallError:
     """Return the error for an attribute that an env does not have."""
     inner = getattr(env, "unwrapped", env)
-    near = nearest(name, [one for one in dir(inner) if not one.startswith("_")])
+    near = nearest(name, [candidate for candidate in dir(inner) if not candidate.startswith("_")])
     hint = f"did you mean {', '.join(near)}? " if near else ""
     return EnvCallError(
         f"{owner} ({type(inner).__name__}) has no attribute {name!r}; {hint}An attribute that a "
@@ -160,13 +160,13 @@ def options_per_env(options: Any, env_num: int) -> list[dict[str, Any] | None]:
     Raises:
         ConfigError: if these are not dictionaries, or a list has another number of them.
     """
-    own = _one_per_env(options, env_num, what="set_reset_options")
-    for one in own:
-        if not isinstance(one, Mapping | None):
+    per_env = _one_per_env(options, env_num, what="set_reset_options")
+    for env_options in per_env:
+        if not isinstance(env_options, Mapping | None):
             raise ConfigError(
-                f"set_reset_options takes a dictionary, or one per env, got {one!r:.100}"
+                f"set_reset_options takes a dictionary, or one per env, got {env_options!r:.100}"
             )
-    return [None if one is None else dict(one) for one in own]
+    return [None if env_options is None else dict(env_options) for env_options in per_env]
 
 
 def _one_per_env(values: Any, env_num: int, *, what: str) -> list[Any]:

@@ -42,17 +42,17 @@ class EnvClaims:
 
     def release(self, env_id: int | None = None) -> None:
         """Give up an env (None: all), so that others may use it."""
-        for one in [*self._objects] if env_id is None else [env_id]:
-            for key in self._objects.pop(one, {}):
+        for released in [*self._objects] if env_id is None else [env_id]:
+            for key in self._objects.pop(released, {}):
                 _OWNERS.pop(key, None)
 
     def _refusal(self, key: int, env_id: int, *, is_own: bool) -> EnvProtocolError:
-        other = next(one for one, objects in self._objects.items() if key in objects)
-        name = type(self._objects[other][key]).__name__
+        owner = next(number for number, objects in self._objects.items() if key in objects)
+        name = type(self._objects[owner][key]).__name__
         where = "" if is_own else " of another manager that is open"
         remedy = "" if is_own else ", or close the other manager first"
         return EnvProtocolError(
-            f"env {env_id} steps the same object (a {name}) as env {other}{where}, which would mix "
+            f"env {env_id} steps the same object (a {name}) as env {owner}{where}, which would mix "
             "up their episodes; let the env factory make a new env at every call, as in "
             f"lambda: {name}(...){remedy}"
         )
@@ -65,15 +65,17 @@ _OWNERS: Final[weakref.WeakValueDictionary[int, EnvClaims]] = weakref.WeakValueD
 
 def _objects_in(env: object) -> dict[int, object]:
     """Return an env without its wrappers, and the envs and games that it holds, by id."""
-    found: dict[int, object] = {}
+    objects: dict[int, object] = {}
     waiting = [env]
     while waiting:
-        one = waiting.pop()
-        one = getattr(one, "unwrapped", one)
-        if id(one) not in found:
-            found[id(one)] = one
-            waiting += [held for held in getattr(one, "__dict__", {}).values() if _is_env(held)]
-    return found
+        layer = waiting.pop()
+        layer = getattr(layer, "unwrapped", layer)
+        if id(layer) not in objects:
+            objects[id(layer)] = layer
+            waiting += [
+                inner for inner in getattr(layer, "__dict__", {}).values() if _is_env(inner)
+            ]
+    return objects
 
 
 def _is_env(value: object) -> bool:

@@ -29,7 +29,10 @@ def env_record(settings: EnvSettings) -> dict[str, Any]:
     record: dict[str, Any] = {
         "id": env_name(settings),
         "env_kwargs": recorded(settings.env_kwargs),
-        "wrappers": [one if isinstance(one, str) else name_of(one) for one in settings.wrappers],
+        "wrappers": [
+            wrapper if isinstance(wrapper, str) else name_of(wrapper)
+            for wrapper in settings.wrappers
+        ],
     }
     if settings.mode == "vector":
         record["mode"] = settings.mode

@@ -109,18 +109,18 @@ def encode_infos(infos: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 def decode_infos(plain: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the infos that were passed to :func:`encode_infos`."""
-    return [Decoder().decode(one) for one in plain]
+    return [Decoder().decode(encoded) for encoded in plain]
 
 
 def _savable_part(info: dict[str, Any]) -> dict[str, Any]:
     if _can_save(info):
         return info
-    kept: dict[str, Any] = {}
+    part: dict[str, Any] = {}
     for key, value in info.items():
         # Together with the keys before it, because two values may share their memory.
-        if _can_save({**kept, key: value}):
-            kept[key] = value
-    return kept
+        if _can_save({**part, key: value}):
+            part[key] = value
+    return part
 
 
 def _can_save(info: dict[str, Any]) -> bool:
@@ -162,14 +162,14 @@ class Encoder:
         Raises:
             NotSavableError: if one of them holds a value of an unknown kind.
         """
-        found: list[Any] = []
+        states: list[Any] = []
         for layer in _layers(env):
             name = type(layer).__name__
             if _saves_itself(layer):
-                found.append({"class": name, "own": layer.state_dict()})
+                states.append({"class": name, "own": layer.state_dict()})
             else:
-                found.append({"class": name, "attributes": self._attributes(layer)})
-        return found
+                states.append({"class": name, "attributes": self._attributes(layer)})
+        return states
 
     def encode(self, value: Any) -> Any:
         """Return plain data for one value.
@@ -252,13 +252,13 @@ class Encoder:
         attributes = vars(owner)
         if isinstance(owner, gym.Env) and not _is_wrapper(owner):
             # Often class attributes; an env may sample from them.
-            own = {
+            instance = {
                 name: getattr(owner, name, None)
                 for name in ("action_space", "observation_space")
                 # The value of a property is stored elsewhere, or created at each access.
                 if not isinstance(inspect.getattr_static(owner, name, None), property)
             }
-            attributes = {**own, **attributes}
+            attributes = {**instance, **attributes}
         return [
             [name, self.encode(value)]
             for name, value in attributes.items()
@@ -283,18 +283,18 @@ class Decoder:
         """
         layers = list(_layers(env))
         names = [type(layer).__name__ for layer in layers]
-        saved_names = [one["class"] for one in saved]
-        own = [_saves_itself(layer) for layer in layers]
-        if names != saved_names or own != ["own" in one for one in saved]:
+        saved_names = [layer_state["class"] for layer_state in saved]
+        saves_itself = [_saves_itself(layer) for layer in layers]
+        if names != saved_names or saves_itself != ["own" in layer_state for layer_state in saved]:
             raise CheckpointMismatch(
                 f"the saved env is {' > '.join(saved_names)}, this one is {' > '.join(names)}; "
                 "make it in the same way as when it was saved"
             )
-        for layer, one in zip(layers, saved, strict=True):
-            if "own" in one:
-                layer.load_state_dict(one["own"])
+        for layer, layer_state in zip(layers, saved, strict=True):
+            if "own" in layer_state:
+                layer.load_state_dict(layer_state["own"])
             else:
-                self._set_attributes(layer, one["attributes"])
+                self._set_attributes(layer, layer_state["attributes"])
 
     def decode(self, encoded: Any, existing: Any = None) -> Any:
         """Return the value that was encoded; ``existing`` is the value that it replaces."""
@@ -318,14 +318,14 @@ class Decoder:
         return value
 
     def _dict(self, encoded: Mapping[str, Any], existing: Any) -> dict[Any, Any]:
-        known = existing if isinstance(existing, dict) else {}
+        current = existing if isinstance(existing, dict) else {}
         pairs = [(self.decode(key), item) for key, item in encoded["value"]]
-        return {key: self.decode(item, known.get(key)) for key, item in pairs}
+        return {key: self.decode(item, current.get(key)) for key, item in pairs}
 
     def _items(self, items: list[Any], existing: Any) -> list[Any]:
-        known = list(existing) if isinstance(existing, list | tuple | deque) else []
-        known += [None] * (len(items) - len(known))
-        return [self.decode(item, old) for item, old in zip(items, known, strict=False)]
+        current = list(existing) if isinstance(existing, list | tuple | deque) else []
+        current += [None] * (len(items) - len(current))
+        return [self.decode(item, old) for item, old in zip(items, current, strict=False)]
 
     def _object(self, encoded: Mapping[str, Any], existing: Any) -> Any:
         if not hasattr(existing, "__dict__"):
@@ -339,10 +339,10 @@ class Decoder:
         return existing
 
     def _set_attributes(self, owner: Any, encoded: list[Any]) -> None:
-        own = vars(owner)
+        attributes_now = vars(owner)
         for name, value in encoded:
             # Not with setattr, which a frozen dataclass refuses.
-            own[name] = self.decode(value, getattr(owner, name, None))
+            attributes_now[name] = self.decode(value, getattr(owner, name, None))
 
 
 def get_space_state(space: spaces.Space[Any]) -> list[str]:
@@ -359,8 +359,8 @@ def set_space_state(space: Any, state: list[str]) -> None:
     generators = list(_generators(space)) if isinstance(space, spaces.Space) else []
     if len(generators) != len(state):
         raise CheckpointMismatch(f"the saved state does not belong to the space {space!r}")
-    for generator, one in zip(generators, state, strict=True):
-        _set_generator_state(generator, one)
+    for generator, generator_state in zip(generators, state, strict=True):
+        _set_generator_state(generator, generator_state)
 
 
 def _generators(space: spaces.Space[Any]) -> Iterator[np.random.Generator]:

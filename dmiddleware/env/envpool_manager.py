@@ -79,9 +79,9 @@ class EnvPoolManager(BaseEnvManager):
         self._envpool = _import_envpool()
         self._id, self._kwargs = env_id, dict(env_kwargs or {})
         self._pool: Any = None
-        known = self._envpool.list_all_envs()
-        if env_id not in known:
-            near = nearest(env_id, known)
+        env_ids = self._envpool.list_all_envs()
+        if env_id not in env_ids:
+            near = nearest(env_id, env_ids)
             hint = f"; nearest known: {', '.join(near)}" if near else ""
             raise RegistryError(f"EnvPool has no env {env_id!r}{hint}")
         for name in _OWN_KWARGS:
@@ -266,7 +266,7 @@ class EnvPoolManager(BaseEnvManager):
         raise self._unreachable(accesses[0].kind)
 
     def _use_reset_options(self, options: list[dict[str, Any] | None]) -> None:
-        if any(one is not None for one in options):
+        if any(env_options is not None for env_options in options):
             raise self._unreachable("set_reset_options")
 
     def _env_states(self) -> list[dict[str, Any] | None]:
@@ -310,8 +310,8 @@ def _with_true_bounds(space: Any) -> spaces.Space[Any]:
             high = np.where(space.high == limits.max, np.inf, space.high)
             dtype = space.dtype.type
             space = spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
-    found: spaces.Space[Any] = space
-    return found
+    bounded: spaces.Space[Any] = space
+    return bounded
 
 
 def _without_rows(infos: Mapping[str, Any]) -> dict[str, Any]:

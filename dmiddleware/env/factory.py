@@ -15,9 +15,7 @@ from typing import (
     Final,
     Literal,
     ParamSpec,
-    Protocol,
     TypeAlias,
-    overload,
 )
 
 import gymnasium as gym
@@ -160,41 +158,15 @@ class EnvSettings(Settings):
 
     def _name_keywords(self, made: functools.partial[Any]) -> None:
         """Move the keywords of a partial that YAML can hold into the keyword arguments."""
-        moved = {key: one for key, one in made.keywords.items() if is_recordable(one)}
-        rest = {key: one for key, one in made.keywords.items() if key not in moved}
+        moved = {key: value for key, value in made.keywords.items() if is_recordable(value)}
+        rest = {key: value for key, value in made.keywords.items() if key not in moved}
         is_bare = not made.args and not rest
         maker = made.func if is_bare else functools.partial(made.func, *made.args, **rest)
         object.__setattr__(self, "id", maker)
         object.__setattr__(self, "env_kwargs", {**moved, **self.env_kwargs})
 
 
-class _MakesEnvManager(Protocol[P]):
-    @overload
-    def __call__(self, settings: EnvSettings, /, **changes: Any) -> BaseEnvManager: ...
-
-    @overload
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> BaseEnvManager: ...
-
-
-def _takes_env_settings(cls: Callable[P, EnvSettings]) -> Callable[[Any], _MakesEnvManager[P]]:
-    """Let a function take settings, with those that differ by keyword, or the fields of them."""
-
-    def decorate(function: Callable[[EnvSettings], BaseEnvManager]) -> _MakesEnvManager[P]:
-        takes_fields: Any = takes_settings(EnvSettings)(function)  # type: ignore[arg-type]
-
-        @functools.wraps(takes_fields)
-        def with_fields(*args: Any, **given: Any) -> BaseEnvManager:
-            if args and isinstance(args[0], EnvSettings):
-                return function(dataclasses.replace(args[0], **given))
-            manager: BaseEnvManager = takes_fields(*args, **given)
-            return manager
-
-        return with_fields
-
-    return decorate
-
-
-@_takes_env_settings(EnvSettings)
+@takes_settings(EnvSettings)
 def make_env_manager(settings: EnvSettings) -> BaseEnvManager:
     """Create an env manager; a ``with`` block or ``launch()`` launches it.
 
@@ -257,16 +229,19 @@ def _make_manager(settings: EnvSettings) -> BaseEnvManager:
 
 
 def _layers(settings: EnvSettings) -> tuple[Callable[[Any], Any], ...]:
-    return tuple(callable_named(one) if isinstance(one, str) else one for one in settings.wrappers)
+    return tuple(
+        callable_named(wrapper) if isinstance(wrapper, str) else wrapper
+        for wrapper in settings.wrappers
+    )
 
 
 def _make_env(
     maker: Maker, kwargs: dict[str, Any], wrappers: tuple[Callable[[Any], Any], ...]
 ) -> Any:
-    made = gym.make(maker, **kwargs) if isinstance(maker, EnvSpec) else maker(**kwargs)
+    env = gym.make(maker, **kwargs) if isinstance(maker, EnvSpec) else maker(**kwargs)
     for wrapper in wrappers:
-        made = wrapper(made)
-    return ParallelEnvAdapter(made) if is_parallel_env(made) else made
+        env = wrapper(env)
+    return ParallelEnvAdapter(env) if is_parallel_env(env) else env
 
 
 def _vector_maker(maker: Maker, env_num: int) -> Callable[..., Any]:
@@ -294,8 +269,8 @@ def _checked_env(env: str | EnvFn) -> Maker:
             raise ValueError("The name of the module before the colon is missing.")
         if module:
             _import(module)
-            if is_callable_name(env) and (made := _imported(env)):
-                return made
+            if is_callable_name(env) and (maker := _imported(env)):
+                return maker
         spec = gym.spec(name)
     except (gym.error.Error, ModuleNotFoundError, ValueError) as error:
         near = nearest(name, gym.registry)

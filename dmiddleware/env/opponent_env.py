@@ -120,11 +120,11 @@ class OpponentEnv(InnerAttributes, gym.Env[Any, Any]):
         """
         super().reset(seed=seed)
         rng, n_player = self.np_random, self._game.n_player
-        own: Any = {} if options is None else {"options": options}
+        keywords: Any = {} if options is None else {"options": options}
         over = True
         while over:
             # A game that ends before the player's first turn has no step; play another one.
-            self._obs = list(self._game.reset(seed=int(rng.integers(2**31)), **own))
+            self._obs = list(self._game.reset(seed=int(rng.integers(2**31)), **keywords))
             self._infos: list[dict[str, Any]] = [{} for _ in range(n_player)]
             fixed = self._given_seat
             self._seat = int(rng.integers(n_player)) if fixed is None else fixed

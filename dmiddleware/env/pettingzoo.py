@@ -301,7 +301,7 @@ def is_parallel_env(env: object) -> bool:
 def _common_space(env: Any, name: str) -> gym.Space[Any] | None:
     """Return the space that all agents have; None if they differ."""
     first, *others = (getattr(env, name)(agent) for agent in env.possible_agents)
-    return first if all(other == first for other in others) else None
+    return first if all(space == first for space in others) else None
 
 
 def _mask_in(*sources: Any) -> npt.NDArray[Any] | None:
@@ -350,7 +350,7 @@ def _infos_by_name(infos: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
     if isinstance(space, gym.spaces.Dict):
-        return gym.spaces.Dict({key: _flat_space(one) for key, one in space.spaces.items()})
+        return gym.spaces.Dict({key: _flat_space(part) for key, part in space.spaces.items()})
     if isinstance(space, gym.spaces.Box) and len(space.shape) > 1:
         low, high = space.low.reshape(-1), space.high.reshape(-1)
         return gym.spaces.Box(low, high, dtype=space.dtype.type)

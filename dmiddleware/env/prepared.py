@@ -50,6 +50,6 @@ def make_grid_env(game: str, **options: Any) -> gym.Env[Any, Any]:
         ConfigError: if the extra ``minigrid`` is not installed.
         RegistryError: if there is no such env.
     """
-    made = make_env(EnvSettings(game, env_num=1, env_kwargs=options))
+    env = make_env(EnvSettings(game, env_num=1, env_kwargs=options))
     wrappers: Any = importlib.import_module("minigrid.wrappers")  # an extra; make_env checked it
-    return gym.wrappers.FlattenObservation(wrappers.ImgObsWrapper(made))
+    return gym.wrappers.FlattenObservation(wrappers.ImgObsWrapper(env))

@@ -49,10 +49,10 @@ def space_data(space: gym.Space[Any]) -> dict[str, Any]:
             n = space.n if isinstance(space.n, int) else list(map(int, space.n))
             return {"type": "MultiBinary", "n": n}
         case gym.spaces.Dict():
-            inner = {str(name): space_data(one) for name, one in space.spaces.items()}
+            inner = {str(name): space_data(part) for name, part in space.spaces.items()}
             return {"type": "Dict", "spaces": inner}
         case gym.spaces.Tuple():
-            return {"type": "Tuple", "spaces": [space_data(one) for one in space.spaces]}
+            return {"type": "Tuple", "spaces": [space_data(part) for part in space.spaces]}
     raise SpaceError(f"the space {space} cannot be written as plain data; wrap the env")
 
 
@@ -120,12 +120,12 @@ def _multi_binary(data: Mapping[str, Any]) -> gym.Space[Any]:
 def _dict(data: Mapping[str, Any]) -> gym.Space[Any]:
     spaces: Mapping[str, Any] = data["spaces"]
     # Pairs keep their order, which a dictionary would lose to that of the names.
-    return gym.spaces.Dict([(str(name), space_from(one)) for name, one in spaces.items()])
+    return gym.spaces.Dict([(str(name), space_from(part)) for name, part in spaces.items()])
 
 
 def _tuple(data: Mapping[str, Any]) -> gym.Space[Any]:
     spaces: Sequence[Any] = data["spaces"]
-    return gym.spaces.Tuple([space_from(one) for one in spaces])
+    return gym.spaces.Tuple([space_from(part) for part in spaces])
 
 
 _READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], gym.Space[Any]]]] = {

@@ -265,8 +265,8 @@ class SyncEnvManager(BaseEnvManager):
         self._envs[env_id], self._steps[env_id] = env, env.step
         self._unchecked.add(env_id)
         self._overrides.apply(env_id, env)
-        known = self.observation_space, self.action_space
-        check_same_spaces([known, (env.observation_space, env.action_space)])
+        pair = self.observation_space, self.action_space
+        check_same_spaces([pair, (env.observation_space, env.action_space)])
         return self._reset_once(env_id)
 
     def _reset(self, env_id: int) -> tuple[Any, Any]:

@@ -81,12 +81,12 @@ class StepInfo(Mapping[str, Any]):
             columns = self._as_columns()
             if key not in columns:
                 return None
-            given = columns.get(f"_{key}")
-            return columns[key], np.ones(self.n_rows, np.bool_) if given is None else given
-        given = np.fromiter((key in row for row in self._rows), np.bool_, self.n_rows)
-        if not given.any():
+            has_value = columns.get(f"_{key}")
+            return columns[key], np.ones(self.n_rows, np.bool_) if has_value is None else has_value
+        has_value = np.fromiter((key in row for row in self._rows), np.bool_, self.n_rows)
+        if not has_value.any():
             return None
-        return _column([row.get(key) for row in self._rows], given), given
+        return _column([row.get(key) for row in self._rows], has_value), has_value
 
     def values_at(self, key: str, rows: Sequence[int]) -> list[Any]:
         """Return the values of one key in some rows, which must have it, as a list."""
@@ -105,14 +105,14 @@ class StepInfo(Mapping[str, Any]):
             return {key: self._rows[row][key] for key in keys if key in self._rows[row]}
         partial = {} if self._partial is None else self._partial[1]
         assert self._columns is not None
-        found = {}
+        info = {}
         for key in keys:
             if key in self._columns or key in partial:
                 columns = self._as_columns()
-                given = columns.get(f"_{key}")
-                if given is None or given[row]:
-                    found[key] = _value_at(columns, key, row)
-        return found
+                has_value = columns.get(f"_{key}")
+                if has_value is None or has_value[row]:
+                    info[key] = _value_at(columns, key, row)
+        return info
 
     def __getitem__(self, key: str) -> Any:
         return self._as_columns()[key]
@@ -273,17 +273,17 @@ def _columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _column(values: list[Any], mask: BoolArray) -> Any:
-    given = [value for value, is_given in zip(values, mask, strict=True) if is_given]
-    first = given[0]
-    if all(isinstance(value, dict) for value in given):
+    present = [value for value, is_given in zip(values, mask, strict=True) if is_given]
+    first = present[0]
+    if all(isinstance(value, dict) for value in present):
         return _columns_of([value if ok else {} for value, ok in zip(values, mask, strict=True)])
     kind = np.generic | int | float | bool
-    if all(isinstance(value, kind) and not isinstance(value, np.void) for value in given):
-        return _filled(np.array(given), mask)
+    if all(isinstance(value, kind) and not isinstance(value, np.void) for value in present):
+        return _filled(np.array(present), mask)
     if isinstance(first, np.ndarray) and all(
-        isinstance(value, np.ndarray) and value.shape == first.shape for value in given
+        isinstance(value, np.ndarray) and value.shape == first.shape for value in present
     ):
-        return _filled(np.stack(given), mask)
+        return _filled(np.stack(present), mask)
     column = np.full(len(values), None, dtype=object)
     for index in np.flatnonzero(mask):
         column[index] = values[index]

@@ -36,9 +36,9 @@ from dmiddleware.env.contract import (
 from dmiddleware.env.env_access import Access, unknown_attribute
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
+from dmiddleware.env.failure_budget import FailureBudget
 from dmiddleware.env.manager import BaseEnvManager
 from dmiddleware.env.pictures import Picture, pictures_of
-from dmiddleware.env.restart_limit import FailureBudget
 from dmiddleware.env.timestep import BatchedTimestep, BoolArray, IdArray, StepInfo
 from dmiddleware.errors import (
     ConfigError,
@@ -275,7 +275,9 @@ class VectorEnvManager(BaseEnvManager):
                 f"the vector env has {self.env_num} envs, but returned rewards of shape "
                 f"{reward.shape} and flags of shape {terminated.shape} and {truncated.shape}"
             )
-        infos = {key: one if key in _FINAL_OBS else own_copy(one) for key, one in result[4].items()}
+        infos = {
+            key: value if key in _FINAL_OBS else own_copy(value) for key, value in result[4].items()
+        }
         return obs, reward, terminated, truncated, infos
 
     def _own(self, obs: Any) -> NestedArrays:
@@ -360,8 +362,8 @@ class VectorEnvManager(BaseEnvManager):
             self._vector = None
         self._reseed(range(self.env_num), self.failures.restarts)
         vector = self._make()
-        known = self.observation_space, self.action_space
-        check_same_spaces([known, (vector.single_observation_space, vector.single_action_space)])
+        pair = self.observation_space, self.action_space
+        check_same_spaces([pair, (vector.single_observation_space, vector.single_action_space)])
         return self._reset_all()
 
     # Actions
@@ -463,8 +465,8 @@ class VectorEnvManager(BaseEnvManager):
             seeds = [self._next_seed(env_id) for env_id in range(self.env_num)]
             seed = seeds if self._takes_seeds() else seeds[0]
         options = self._overrides.reset_options[0]
-        own = {} if options is None else {"options": {**options}}
-        obs, infos = _checked_first(self._env.reset(seed=seed, **own))
+        keywords = {} if options is None else {"options": {**options}}
+        obs, infos = _checked_first(self._env.reset(seed=seed, **keywords))
         self._device = _device_of(obs)
         self._clear_marks()
         return self._own(obs), StepInfo.from_columns(infos, self.env_num).rows()
@@ -505,25 +507,25 @@ class VectorEnvManager(BaseEnvManager):
     def _access(self, accesses: list[Access]) -> list[Any]:
         access = accesses[0]
         try:
-            owner = next((one for one in _layers(self._env) if hasattr(one, access.kind)), None)
+            owner = next((item for item in _layers(self._env) if hasattr(item, access.kind)), None)
             if owner is None:
                 return self._access_shared(accesses)
             if self._takes_seeds() and not all(owner.call("has_wrapper_attr", access.name)):
                 # To Gymnasium's vector envs, it would be a crash, or a new attribute.
                 raise unknown_attribute("the vector env", access.name, self._env)
             if access.kind == "set_attr":
-                owner.set_attr(access.name, [one.args[0] for one in accesses])
+                owner.set_attr(access.name, [item.args[0] for item in accesses])
                 return [None] * self.env_num
-            found = getattr(owner, access.kind)(access.name, *access.args, **access.kwargs)
+            results = getattr(owner, access.kind)(access.name, *access.args, **access.kwargs)
         except DMiddlewareError:
             raise
         except Exception as error:
             raise EnvCallError(
                 f"the vector env raised {type(error).__name__}: {error}, in {access}"
             ) from error
-        if len(found) != self.env_num:
-            raise EnvCallError(f"the vector env returned {len(found)} results in {access}")
-        return list(found)
+        if len(results) != self.env_num:
+            raise EnvCallError(f"the vector env returned {len(results)} results in {access}")
+        return list(results)
 
     def _access_shared(self, accesses: list[Access]) -> list[Any]:
         """Read or set an attribute of the vector env itself, which has no such methods."""
@@ -533,12 +535,12 @@ class VectorEnvManager(BaseEnvManager):
                 f"{access} needs a vector env with a method call(name, *args, **kwargs) that "
                 f"returns one result per env, and {type(self._env.unwrapped).__name__} has none"
             )
-        owner = next((one for one in _layers(self._env) if hasattr(one, name)), None)
+        owner = next((item for item in _layers(self._env) if hasattr(item, name)), None)
         if owner is None:
             raise unknown_attribute("the vector env", name, self._env)
         if access.kind == "get_attr":
             return [getattr(owner, name)] * self.env_num
-        if any(one.args[0] is not access.args[0] for one in accesses):
+        if any(item.args[0] is not access.args[0] for item in accesses):
             raise ConfigError(
                 f"{access} was given one value per env, but the envs of "
                 f"{type(self._env.unwrapped).__name__} share the attribute; give one value, such "
@@ -656,9 +658,9 @@ def _to_host(*columns: Any) -> Any:
 
 def _finite_rows(obs: NestedArrays, n_rows: int) -> Any:
     """Return ``[E] bool`` on the device: whether the tensors of each env are finite."""
-    found: list[Any] = []
-    map_arrays(lambda one: found.append(one.reshape(n_rows, -1).isfinite().all(1)), obs)
-    return functools.reduce(operator.and_, found)
+    flags: list[Any] = []
+    map_arrays(lambda array: flags.append(array.reshape(n_rows, -1).isfinite().all(1)), obs)
+    return functools.reduce(operator.and_, flags)
 
 
 def _own_array(values: Any, usual: np.dtype[Any], dtype: type[np.generic]) -> Any:

@@ -139,8 +139,8 @@ class Child:
         self.where = where
         if self.log is not None:
             at = time.strftime("%Y-%m-%d %H:%M:%S %z")
-            what = f"restart {self.restarts}" if self.restarts else "start"
-            self.log.write(f"=== ditask: {what} of {self.name}, {at}, {where} ===\n".encode())
+            start = f"restart {self.restarts}" if self.restarts else "start"
+            self.log.write(f"=== ditask: {start} of {self.name}, {at}, {where} ===\n".encode())
 
     def remember(self, line: str) -> None:
         """Keep a line that it has printed."""

@@ -64,14 +64,14 @@ class _Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
-        own, arguments = args[:at], args[at + 1 :]
+        ours, arguments = args[:at], args[at + 1 :]
         try:
-            _, rest, _ = self.make_parser(ctx).parse_args(list(own))
+            _, rest, _ = self.make_parser(ctx).parse_args(list(ours))
             if rest[:1] == ["train"]:
-                own, words = own[: -len(rest)], _words_of_zoo(rest[1:], ctx)
-                own, arguments = [*own, *words[:2]], [*words[2:], *arguments]
+                ours, words = ours[: -len(rest)], _words_of_zoo(rest[1:], ctx)
+                ours, arguments = [*ours, *words[:2]], [*words[2:], *arguments]
             ctx.params["arguments"] = tuple(arguments)
-            return super().parse_args(ctx, own)
+            return super().parse_args(ctx, ours)
         except click.UsageError as error:
             if not isinstance(error, click.NoSuchOption) and "extra arg" not in error.message:
                 raise
@@ -132,13 +132,13 @@ def _text_type(hint: Any) -> tuple[Any, list[Any]]:
         inner, *items = get_args(hint)
         kind, more = _text_type(inner)
         return kind, [*more, *items]
-    given = [one for one in get_args(hint) if one is not NoneType]
-    return (hint, []) if given == list(get_args(hint)) else _text_type(given[0])
+    kinds = [member for member in get_args(hint) if member is not NoneType]
+    return (hint, []) if kinds == list(get_args(hint)) else _text_type(kinds[0])
 
 
 def _click_type(kind: Any, limits: list[Any], flag: Flag) -> click.ParamType[Any] | type[Any]:
-    low: Any = next((one.ge for one in limits if isinstance(one, Ge)), None)
-    above: Any = next((one.gt for one in limits if isinstance(one, Gt)), None)
+    low: Any = next((limit.ge for limit in limits if isinstance(limit, Ge)), None)
+    above: Any = next((limit.gt for limit in limits if isinstance(limit, Gt)), None)
     if get_origin(kind) is Literal:
         return click.Choice(get_args(kind))
     if kind is int:

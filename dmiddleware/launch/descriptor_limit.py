@@ -11,16 +11,16 @@ from dmiddleware.launch.plan import NodePlan
 
 __all__ = ["descriptors_needed", "raise_descriptor_limit"]
 
-_FOR_THE_PROGRAM: Final = 256
-_PER_PEER: Final = 4
-_PER_PROCESS: Final = 5
-_FOR_JOINING: Final = 4096
+_PROGRAM_DESCRIPTORS: Final = 256
+_PEER_DESCRIPTORS: Final = 4
+_PROCESS_DESCRIPTORS: Final = 5
+_JOINING_DESCRIPTORS: Final = 4096
 
 
 def descriptors_needed(plans: Sequence[NodePlan]) -> int:
     """Return how many descriptors the launcher or one of its nodes needs, whichever needs more."""
     peers = max(plan.n_peers for plan in plans)
-    return _FOR_THE_PROGRAM + max(_PER_PEER * peers, _PER_PROCESS * len(plans))
+    return _PROGRAM_DESCRIPTORS + max(_PEER_DESCRIPTORS * peers, _PROCESS_DESCRIPTORS * len(plans))
 
 
 def raise_descriptor_limit(needed: int) -> None:
@@ -40,6 +40,6 @@ def raise_descriptor_limit(needed: int) -> None:
             f"{hard}; raise the hard limit (ulimit -Hn {needed}, or LimitNOFILE of the service), "
             "or start fewer processes"
         )
-    wanted = int(min(allowed, max(needed, _FOR_JOINING)))
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    target = int(min(allowed, max(needed, _JOINING_DESCRIPTORS)))
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))

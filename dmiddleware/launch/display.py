@@ -211,7 +211,11 @@ def make_table(children: Sequence[Child], rates: Callable[[Child], Mapping[str, 
     table = Table(expand=False, header_style="bold")
     for name in ("node", "roles", "status", "peers"):
         table.add_column(name)
-    for name in ("step", *chain.from_iterable((one, f"{one}/s") for one in counters), "blocked"):
+    for name in (
+        "step",
+        *chain.from_iterable((counter, f"{counter}/s") for counter in counters),
+        "blocked",
+    ):
         table.add_column(name, justify="right")
     table.add_column("stop reason", overflow="fold")
     for child in children:

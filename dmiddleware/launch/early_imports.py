@@ -30,26 +30,26 @@ def early_imports(main: str, package: Path) -> list[str]:
         package: the folder with the modules of the program.
     """
     folder = package.resolve()
-    found: set[str] = set()
-    seen: set[str] = set()
-    left = [main.rpartition(".")[0]]
-    while left:
-        name = left.pop()
-        if name in seen or not name:
+    modules: set[str] = set()
+    visited: set[str] = set()
+    waiting = [main.rpartition(".")[0]]
+    while waiting:
+        name = waiting.pop()
+        if name in visited or not name:
             continue
-        seen.add(name)
+        visited.add(name)
         if name.partition(".")[0] in _EARLY:
-            found.add(name)
+            modules.add(name)
             continue
-        left.append(name.rpartition(".")[0])
+        waiting.append(name.rpartition(".")[0])
         file = find_source(name, [str(folder)])
         if file is None or not file.resolve().is_relative_to(folder):
             continue
         tree = parse(file)
         if tree is None or _names_variables(tree):
             return []
-        left += _imported(tree, name if file.name == "__init__.py" else name.rpartition(".")[0])
-    return sorted(found)
+        waiting += _imported(tree, name if file.name == "__init__.py" else name.rpartition(".")[0])
+    return sorted(modules)
 
 
 def early_modules(loaded: Iterable[str]) -> list[str]:
@@ -65,12 +65,12 @@ def _imported(tree: ast.Module, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
-                yield from (one.name for one in names)
+                yield from (alias.name for alias in names)
             case ast.ImportFrom(module=module, names=names, level=level):
                 with contextlib.suppress(ImportError):  # the nodes report it
                     source = resolve_name("." * level + (module or ""), package)
                     yield source
-                    yield from (f"{source}.{one.name}" for one in names if one.name != "*")
+                    yield from (f"{source}.{alias.name}" for alias in names if alias.name != "*")
 
 
 def _names_variables(tree: ast.Module) -> bool:

@@ -80,14 +80,14 @@ class Program:
         return "" if self.results is None else str(self.results / f"{node_id}.pickle")
 
 
-_BY_NAME: Final = Program()
+_PROGRAM_OF_OPTIONS: Final = Program()
 
 
 def execute(
     options: LaunchOptions,
     env: MutableMapping[str, str],
     *,
-    program: Program = _BY_NAME,
+    program: Program = _PROGRAM_OF_OPTIONS,
     display: Display | None = None,
 ) -> int:
     """Start a run, watch it until it has ended, and return the exit code.
@@ -266,18 +266,18 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
             shared_memory="" if shared is None else str(shared.path),
         )
         configs = []
-        for plan, own, share in zip(plans, variables, shares, strict=True):
-            own = {**share, **own}
+        for plan, its_variables, share in zip(plans, variables, shares, strict=True):
+            its_variables = {**share, **its_variables}
             configs.append(
                 start.node_config(
                     run,
                     plan,
-                    own,
+                    its_variables,
                     package=str(options.package.resolve()),
                     run_dir=str(run_dir),
                 )
             )
-        folders = [one for one in (start.folder, shared) if one is not None]
+        folders = [path for path in (start.folder, shared) if path is not None]
         grace_s = options.kill_after + _GUARD_S
         with (
             guard(start.mark, folders, grace_s=grace_s),
@@ -311,7 +311,7 @@ def _on_ray(start: _Start) -> Iterator[_Ready]:
             timeout_s=options.start_timeout,
         )
         # Before Ray's threads, because it forks.
-        folders = [one for one in (start.folder, folder) if one is not None]
+        folders = [path for path in (start.folder, folder) if path is not None]
         stack.enter_context(guard(start.mark, folders, grace_s=options.kill_after + _GUARD_S))
         stack.enter_context(host)
         nodes = {
@@ -325,8 +325,8 @@ def _on_ray(start: _Start) -> Iterator[_Ready]:
         )
         run = start.run_plan(key, run_token=secrets.token_hex(16))
         configs = [
-            start.node_config(run, plan, own, package=".", directory=str(Path.cwd()))
-            for plan, own in zip(plans, variables, strict=True)
+            start.node_config(run, plan, its_variables, package=".", directory=str(Path.cwd()))
+            for plan, its_variables in zip(plans, variables, strict=True)
         ]
         yield _Ready(host, configs, [f"{len(plans)} actors on {host.describe()}"])
 
@@ -482,8 +482,8 @@ def _key(
 
     It comes from a file or the environment; for a run on a single host it is generated.
     """
-    if given := _given_key(options, from_env):
-        return given, False
+    if key := _given_key(options, from_env):
+        return key, False
     if needs_key(plans):
         raise LaunchError(
             f"other hosts can reach this run, so it needs a key; set {KEY_VARIABLE} or pass "

@@ -82,14 +82,14 @@ def end_processes(
     def running() -> set[int]:
         return {pid for pid in search.running() if not _ends_by_itself(pid)}
 
-    found = running()
-    for number in (signal.SIGTERM, signal.SIGKILL) if found else ():
+    alive = running()
+    for number in (signal.SIGTERM, signal.SIGKILL) if alive else ():
         _send(number, running())
         if wait_until(lambda: not running(), _POLITE_S):
             break
     if helpers and not wait_until(lambda: not search.running(), _POLITE_S):
         _send(signal.SIGKILL, search.running())
-    return len(found)
+    return len(alive)
 
 
 def reap_orphans(own: Collection[int]) -> None:
@@ -138,20 +138,22 @@ class ProcessSearch:
     def running(self) -> set[int]:
         """Return the ids of the processes that still run, without this one."""
         processes = dict(_processes())
-        found = {
+        pids = {
             pid
             for pid, process in processes.items()
             if (pid, process.started_at) in self._known or _has_mark(pid, self._marks)
         }
-        self._sessions |= {pid for pid in found if processes[pid].session == pid}
-        found |= {pid for pid, process in processes.items() if process.session in self._sessions}
-        parents = found | self._below
+        self._sessions |= {pid for pid in pids if processes[pid].session == pid}
+        pids |= {pid for pid, process in processes.items() if process.session in self._sessions}
+        parents = pids | self._below
         while parents:
-            parents = {pid for pid, one in processes.items() if one.parent in parents} - found
-            found |= parents
-        found.discard(os.getpid())
-        self._known = {(pid, processes[pid].started_at) for pid in found}
-        return found
+            parents = {
+                pid for pid, candidate in processes.items() if candidate.parent in parents
+            } - pids
+            pids |= parents
+        pids.discard(os.getpid())
+        self._known = {(pid, processes[pid].started_at) for pid in pids}
+        return pids
 
 
 def _processes() -> Iterator[tuple[int, _Process]]:

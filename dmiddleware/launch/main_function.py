@@ -67,7 +67,9 @@ def check_main(main: str, package: Path, arguments: Sequence[str] = ()) -> None:
     if file is None or tree is None:
         return
     if not _may_have(tree, name):
-        functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
+        functions = [
+            statement.name for statement in tree.body if isinstance(statement, ast.FunctionDef)
+        ]
         raise LaunchError(_no_function(main, module_name, name, functions))
     function = _find_function(tree, name)
     if isinstance(function, ast.AsyncFunctionDef):
@@ -101,7 +103,7 @@ def import_main(main: str, package: str) -> Callable[..., object]:
     module = importlib.import_module(module_name)
     function: Any = getattr(module, name, None)
     if not callable(function):
-        functions = [key for key, one in vars(module).items() if inspect.isfunction(one)]
+        functions = [key for key, member in vars(module).items() if inspect.isfunction(member)]
         raise LaunchError(_no_function(main, module_name, name, functions))
     if inspect.iscoroutinefunction(function):
         raise LaunchError(_ASYNC.format(main=main, name=name, where=""))
@@ -120,18 +122,20 @@ def _check_options(
     Raises:
         LaunchError: naming the first one, and the nearest right one.
     """
-    given = function.args
-    parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs]
-    if any(one.annotation is None or one.arg == "argv" for one in parameters):
+    parts = function.args
+    parameters = [*parts.posonlyargs, *parts.args, *parts.kwonlyargs]
+    if any(parameter.annotation is None or parameter.arg == "argv" for parameter in parameters):
         return  # it reads the command line itself
-    known = [one.arg.replace("_", "-") for one in parameters]
+    options = [parameter.arg.replace("_", "-") for parameter in parameters]
     for word in arguments:
         option = word.removeprefix("--").partition("=")[0]
         name = option.partition(".")[0].replace("_", "-")
-        right = (*known, *(f"no-{one}" for one in known), "help", "config")
+        right = (*options, *(f"no-{parameter}" for parameter in options), "help", "config")
         if parameters and word.startswith("--") and name and name not in right:
-            flags = [f"--{one}" for one in known]
-            near = [f"--{one}{option[len(name) :]}" for one in nearest(name, known, n=1)]
+            flags = [f"--{parameter}" for parameter in options]
+            near = [
+                f"--{parameter}{option[len(name) :]}" for parameter in nearest(name, options, n=1)
+            ]
             foreign = hint_for(f"--{option}", flags)
             hint = (
                 f"; {foreign}" if foreign else _did_you_mean(near) or f"; it has {', '.join(flags)}"
@@ -151,9 +155,16 @@ def reads_arguments(main: Callable[..., Any]) -> bool:
         parameters = inspect.signature(main).parameters.values()
     except (TypeError, ValueError):
         return False  # it is not written in Python
-    named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    typed = all(one.annotation is not one.empty and one.name != "argv" for one in named)
-    return bool(named) and typed
+    by_name = [
+        parameter
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    typed = all(
+        parameter.annotation is not parameter.empty and parameter.name != "argv"
+        for parameter in by_name
+    )
+    return bool(by_name) and typed
 
 
 def with_arguments(function: Callable[..., Any], main: str, *, prints: bool) -> Callable[[], Any]:
@@ -179,15 +190,15 @@ def with_arguments(function: Callable[..., Any], main: str, *, prints: bool) -> 
     def call() -> Any:
         try:
             with unprinted(f"--main {main} refused the arguments that follow --"):
-                given = arguments_of(function, sys.argv[1:])
+                arguments = arguments_of(function, sys.argv[1:])
         except HelpAsked as end:
             if prints:
                 sys.stdout.write(end.text)
             raise
         except ConfigError as error:
             raise LaunchError(str(error)) from None
-        with called_as(function, given):
-            return function(**given)
+        with called_as(function, arguments):
+            return function(**arguments)
 
     return call
 
@@ -221,19 +232,19 @@ def _check_module(main: str, path: Sequence[str], package: Path) -> None:
     if last.spec is not None:
         return
     parent, _, part = last.name.rpartition(".")
-    known = [one.name for one in pkgutil.iter_modules(last.searched)]
+    siblings = [near.name for near in pkgutil.iter_modules(last.searched)]
     raise LaunchError(
         f"--main {main}: found no module {last.name} in --package {package} or on the import path"
-        f"{_did_you_mean(f'{parent}.{one}'.strip('.') for one in nearest(part, known, n=1))}"
+        f"{_did_you_mean(f'{parent}.{near}'.strip('.') for near in nearest(part, siblings, n=1))}"
     )
 
 
 def _no_function(main: str, module: str, name: str, functions: Iterable[str]) -> str:
-    public = [one for one in functions if not one.startswith("_")]
-    found = nearest(name, public, n=1) or (["main"] if "main" in public else [])
+    public = [function for function in functions if not function.startswith("_")]
+    near = nearest(name, public, n=1) or (["main"] if "main" in public else [])
     return (
         f"--main {main}: module {module} has no function {name!r}"
-        f"{_did_you_mean(f'{module}.{one}' for one in found)}"
+        f"{_did_you_mean(f'{module}.{function}' for function in near)}"
     )
 
 
@@ -258,7 +269,9 @@ def _specs(module_name: str, path: Sequence[str]) -> Iterator[_Part]:
         spec = PathFinder.find_spec(part, searched)
         if spec is None and name == part:
             # Such as the finder of a package that is installed in editable mode.
-            spec = next(filter(None, (one.find_spec(part, None) for one in sys.meta_path)), None)
+            spec = next(
+                filter(None, (finder.find_spec(part, None) for finder in sys.meta_path)), None
+            )
         yield _Part(name, searched, spec)
         if spec is None:
             return
@@ -287,32 +300,32 @@ def _may_have(tree: ast.Module, name: str) -> bool:
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                found = node.name in (name, "__getattr__")
+                binds = node.name in (name, "__getattr__")
             case ast.Name():
-                found = node.id in (name, "globals", "exec")
+                binds = node.id in (name, "globals", "exec")
             case ast.alias():
-                found = name in (node.asname, node.name) or node.name == "*"
+                binds = name in (node.asname, node.name) or node.name == "*"
             case _:
-                found = False
-        if found:
+                binds = False
+        if binds:
             return True
     return False
 
 
 def _find_function(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """Return the function of this name, unless something may have replaced it."""
-    found: ast.FunctionDef | ast.AsyncFunctionDef | None = None
+    definition: ast.FunctionDef | ast.AsyncFunctionDef | None = None
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             if statement.name == name:
-                found = None if statement.decorator_list else statement
+                definition = None if statement.decorator_list else statement
         elif any(
             (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store))
             or (isinstance(node, ast.alias) and name in (node.asname, node.name))
             for node in ast.walk(statement)
         ):
-            found = None
-    return found
+            definition = None
+    return definition
 
 
 def _required(arguments: ast.arguments) -> list[str]:
@@ -321,8 +334,8 @@ def _required(arguments: ast.arguments) -> list[str]:
     n_without = len(positional) - len(arguments.defaults)
     by_name = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     return [
-        *(one.arg for one in positional[:n_without]),
-        *(one.arg for one, default in by_name if default is None),
+        *(argument.arg for argument in positional[:n_without]),
+        *(argument.arg for argument, default in by_name if default is None),
     ]
 
 
@@ -333,14 +346,18 @@ def _missing(function: Callable[..., object]) -> list[str]:
     except (TypeError, ValueError):
         return []  # it is not written in Python
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [one.name for one in parameters if one.default is one.empty and one.kind not in optional]
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in optional
+    ]
 
 
 def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
     """Return the nodes of a function, without those of functions and classes inside it."""
-    left: list[ast.AST] = list(function.body)
-    while left:
-        node = left.pop()
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
         yield node
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            left += ast.iter_child_nodes(node)
+            waiting += ast.iter_child_nodes(node)

@@ -10,7 +10,7 @@ from dmiddleware.launch.program_lines import is_of_program
 
 __all__ = ["is_mistake"]
 
-_OF_WHAT_IT_WAS_GIVEN: Final = (
+_INPUT_ERRORS: Final = (
     ValueError,
     LookupError,
     ArithmeticError,
@@ -42,7 +42,7 @@ def is_mistake(error: BaseException, *, in_step: bool) -> bool:
     if is_code_mistake(error):
         return True
     is_own = isinstance(error, ValueError) and _is_raised_by_program(error)
-    return not in_step and not is_own and isinstance(error, _OF_WHAT_IT_WAS_GIVEN)
+    return not in_step and not is_own and isinstance(error, _INPUT_ERRORS)
 
 
 def _is_raised_by_program(error: BaseException) -> bool:

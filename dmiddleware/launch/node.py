@@ -255,7 +255,7 @@ class JoinedNode:
             step=progress.step,
             counters=dict(progress.counters),
             blocked_s=progress.blocked_s
-            + sum(one.blocked_s for one in self._router.traffic().values()),
+            + sum(traffic.blocked_s for traffic in self._router.traffic().values()),
             peers=self._met | self._peers(),
             reason=(self._node.stop_reason or self._stop_reason)[:_LONGEST_TEXT],
             run_is_over=self._node.ends_run,
@@ -368,7 +368,7 @@ class JoinedNode:
                 self._met = {}
 
     def _peers(self) -> dict[int, tuple[str, ...]]:
-        return {int(one.node_id): one.roles for one in self._router.peers()}
+        return {int(peer.node_id): peer.roles for peer in self._router.peers()}
 
     def _report(self) -> None:
         if self._on_status is None:
@@ -475,7 +475,7 @@ def _stems_from(error: BaseException | None, first: BaseException) -> bool:
     if error is None or error is first:
         return error is first
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    return any(_stems_from(one, first) for one in (*inner, error.__cause__, error.__context__))
+    return any(_stems_from(cause, first) for cause in (*inner, error.__cause__, error.__context__))
 
 
 def _where(error: BaseException) -> str:

@@ -128,17 +128,17 @@ def parse_resources(texts: Iterable[str]) -> dict[str, Resources]:
     Raises:
         LaunchError: if one has another form, or two are for the same role.
     """
-    found: dict[str, Resources] = {}
+    by_role: dict[str, Resources] = {}
     for text in texts:
         role, colon, rest = text.partition(":")
         amounts = [part.partition("=") for part in _words(rest)]
-        if not role or not colon or not amounts or role in found:
+        if not role or not colon or not amounts or role in by_role:
             raise LaunchError(
                 f"--resources: {text!r} is not of the form role:name=amount,…, as in "
                 "learner:gpu=1,cpu=4, once for each role"
             )
-        found[role] = {name: _amount(number, text) for name, _, number in amounts}
-    return found
+        by_role[role] = {name: _amount(number, text) for name, _, number in amounts}
+    return by_role
 
 
 def _amount(text: str, where: str) -> float:
@@ -336,10 +336,10 @@ class LaunchOptions(Settings):
         These are the texts of the command line, by the names of the fields; options that may be
         given several times have a list.
         """
-        given = {info.name: (getattr(self, info.name), info) for info, _ in options_and_flags()}
+        options = {info.name: (getattr(self, info.name), info) for info, _ in options_and_flags()}
         return {
             name: _as_text(value)
-            for name, (value, info) in given.items()
+            for name, (value, info) in options.items()
             if name not in _UNRECORDED and value not in (info.default, {})
         }
 
@@ -417,7 +417,7 @@ class LaunchOptions(Settings):
 
     def _check_for_ray(self) -> None:
         """Refuse what Ray decides itself, or what has no use there."""
-        given = {
+        is_set = {
             "--protocol tls+tcp": self.protocol == "tls+tcp",
             "--bind": bool(self.bind),
             "--ports": bool(self.ports),
@@ -425,7 +425,7 @@ class LaunchOptions(Settings):
             "--node-ids": bool(self.node_ids),
             "--topology alone": self.topology == "alone",
         }
-        for option, is_given in given.items():
+        for option, is_given in is_set.items():
             if is_given:
                 raise LaunchError(
                     f"{option} has no use with --platform ray, where processes connect over tcp, "
@@ -448,7 +448,7 @@ class LaunchOptions(Settings):
 def options_and_flags() -> list[tuple[SettingInfo, Flag]]:
     """Return the options of the command line in their order, and how each looks there."""
     return [
-        (info, next((one for one in added if isinstance(one, Flag)), Flag()))
+        (info, next((extra for extra in added if isinstance(extra, Flag)), Flag()))
         for info in describe(LaunchOptions)
         for added in [getattr(info.hint, "__metadata__", ())]
         if info.name != "arguments"
@@ -466,7 +466,7 @@ def _as_text(value: Any) -> str | list[str]:
 
 def _listed(values: Iterable[Any]) -> str:
     return ",".join(
-        "=".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in values
+        "=".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values
     )
 
 

@@ -37,22 +37,22 @@ class OtherNodes:
             statuses: the status of each of the launcher's nodes that is alive.
             now: the time by a monotonic clock, in seconds.
         """
-        found = {
+        present = {
             NodePlan(node_id, roles=roles): now
             for status in statuses
             for node_id, roles in status.peers.items()
             if node_id not in self._own
         }
-        joined = [node for node in found if node not in self._seen_at]
+        joined = [node for node in present if node not in self._seen_at]
         if any(status.phase != "running" for status in statuses):
             # A node that was restarted has yet to connect.
             self._seen_at = dict.fromkeys(self._seen_at, now)
-        self._seen_at |= found
-        left = [node for node, at in self._seen_at.items() if now - at > GONE_S]
-        for words, nodes in zip(self._words, (joined, left), strict=True):
+        self._seen_at |= present
+        gone = [node for node, at in self._seen_at.items() if now - at > GONE_S]
+        for words, nodes in zip(self._words, (joined, gone), strict=True):
             if nodes:
                 yield f"{words} {few_nodes(nodes)}"
-        for node in left:
+        for node in gone:
             del self._seen_at[node]
 
 

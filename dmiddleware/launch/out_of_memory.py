@@ -88,8 +88,8 @@ class OutOfMemoryKills:
 
 def _number(file: Path, name: str) -> int | None:
     with contextlib.suppress(OSError):
-        if found := re.search(rf"^{name} (\d+)$", file.read_text(), re.MULTILINE):
-            return int(found[1])
+        if match := re.search(rf"^{name} (\d+)$", file.read_text(), re.MULTILINE):
+            return int(match[1])
     return None
 
 

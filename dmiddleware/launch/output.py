@@ -68,13 +68,13 @@ class SteadyStream(io.TextIOBase):
         if self._descriptor is None:
             self._stream.write(text)
             return
-        left = text.encode(self.encoding, "replace")
-        while left:
+        unwritten = text.encode(self.encoding, "replace")
+        while unwritten:
             if not select.select([], [self._descriptor], [], self._patience_s)[1]:
                 self._patience_s = 0.0
                 raise TimeoutError(f"nothing was read for {_PATIENCE_S:g} s")
             self._patience_s = _PATIENCE_S
-            left = left[os.write(self._descriptor, left[:_PIECE]) :]
+            unwritten = unwritten[os.write(self._descriptor, unwritten[:_PIECE]) :]
 
 
 class LogFile:

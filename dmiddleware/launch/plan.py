@@ -221,11 +221,11 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
         Raises:
             LaunchError: if the plan has no such node.
         """
-        for one in self.nodes:
-            if one.node_id == node_id:
-                return one
-        known = ", ".join(str(one.node_id) for one in self.nodes)
-        raise LaunchError(f"the plan has no node {node_id!r}; it has the nodes {known}")
+        for node in self.nodes:
+            if node.node_id == node_id:
+                return node
+        node_ids = ", ".join(str(node.node_id) for node in self.nodes)
+        raise LaunchError(f"the plan has no node {node_id!r}; it has the nodes {node_ids}")
 
 
 class NodeConfig(msgspec.Struct, kw_only=True):
@@ -307,13 +307,13 @@ def assign_roles(
             raise LaunchError(f"--roles: {name}={count} starts no process; leave the role out")
         if name not in KNOWN_ROLES and (near := misspelled_role(name, KNOWN_ROLES)):
             raise LaunchError(f"--roles: unknown role {name!r}; did you mean {near}?")
-    named = tuple((name,) for name, count in roles for _ in range(count))
-    if n_workers is not None and n_workers != len(named):
+    by_role = tuple((name,) for name, count in roles for _ in range(count))
+    if n_workers is not None and n_workers != len(by_role):
         raise LaunchError(
-            f"--roles asks for {len(named)} processes, but --parallel-workers for {n_workers}; "
+            f"--roles asks for {len(by_role)} processes, but --parallel-workers for {n_workers}; "
             "give only one of them"
         )
-    return named
+    return by_role
 
 
 def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> list[NodePlan]:
@@ -459,7 +459,7 @@ def plan_at(
                 roles=names,
                 labels=labels,
                 listen=listening.get(index, ""),
-                dial=tuple(listening[other] for other in before),
+                dial=tuple(listening[earlier] for earlier in before),
                 n_peers=len(assigned) - 1 if index in listening else len(before),
                 run_roles=None if () in assigned else roles,
                 role_index=assigned[:index].count(names),
@@ -498,7 +498,7 @@ def _rank_plan(request: LaunchRequest, index: int) -> RankPlan | None:
 
 def needs_key(plans: Sequence[NodePlan]) -> bool:
     """Return whether other hosts can reach a node; the user must then provide a key."""
-    addresses = [a for one in plans for a in (one.listen, one.advertise, *one.dial) if a]
+    addresses = [a for plan in plans for a in (plan.listen, plan.advertise, *plan.dial) if a]
     return not all(map(is_loopback, addresses))
 
 

@@ -137,8 +137,8 @@ def expand_slurm_hosts(text: str) -> list[str]:
 
 def _expand_ranges(ranges: str) -> list[str]:
     numbers: list[str] = []
-    for one in ranges.split(","):
-        first, dash, last = one.partition("-")
+    for part in ranges.split(","):
+        first, dash, last = part.partition("-")
         last = last if dash else first
         if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
             raise LaunchError(

@@ -28,17 +28,17 @@ def free_ports(request: LaunchRequest) -> tuple[list[int], int]:
     connection could otherwise take the port of a node that is being restarted. The search starts at
     a random port, so runs that start together choose different ones.
     """
-    wanted = count_listening(
+    n_wanted = count_listening(
         request.topology, len(request.roles), request.attach_to, count_hubs(request)
     )
     if request.protocol == "ipc":
-        wanted = 0
+        n_wanted = 0
     elif request.ports:
-        _check_ports(request, wanted)
-        wanted = 0
+        _check_ports(request, n_wanted)
+        n_wanted = 0
     ports: list[int] = []
     for port in _candidates():
-        is_last = len(ports) == wanted
+        is_last = len(ports) == n_wanted
         host = _THIS_HOST if is_last else request.bind or request.address
         if port in request.ports or not _is_free(host, port):
             continue

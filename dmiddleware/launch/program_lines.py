@@ -18,7 +18,7 @@ _INSTALLED: Final = tuple(
     sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _PACKAGES: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_OF_STACKS: Final = re.compile(
+_STACK_HEADING: Final = re.compile(
     r'(?:Current thread|Thread) 0x|  (?:File "|\.\.\.|<)|Extension modules: |$'
 )
 _FRAME: Final = re.compile(r'  File "(.+)", line (\d+) in ')
@@ -34,10 +34,10 @@ def program_line(frames: Iterable[tuple[str, int | None]]) -> str:
     Returns:
         The line; empty without frames.
     """
-    known = list(frames)
-    own = [frame for frame in known if not frame[0].startswith((*_OUR_CODE, "<"))]
-    program = [frame for frame in own if not _is_installed(frame[0])]
-    for file, line in program or own or known:
+    lines = list(frames)
+    outside = [frame for frame in lines if not frame[0].startswith((*_OUR_CODE, "<"))]
+    program = [frame for frame in outside if not _is_installed(frame[0])]
+    for file, line in program or outside or lines:
         return f"{Path(file).name}:{line}"
     return ""
 
@@ -68,11 +68,11 @@ class CrashReport:
         if line.startswith("Fatal Python error: "):
             self._in_stacks, self._is_current, self._frames = True, False, []
             return False
-        self._in_stacks = self._in_stacks and _OF_STACKS.match(line) is not None
+        self._in_stacks = self._in_stacks and _STACK_HEADING.match(line) is not None
         if line.startswith(("Current thread ", "Thread ")):
             self._is_current = self._in_stacks and line.startswith("Current")
-        elif self._in_stacks and self._is_current and (found := _FRAME.match(line)):
-            self._frames.append((found[1], int(found[2])))
+        elif self._in_stacks and self._is_current and (match := _FRAME.match(line)):
+            self._frames.append((match[1], int(match[2])))
         return self._in_stacks
 
     @property

@@ -37,11 +37,11 @@ def check_resource_roles(
 
 def resources_of(resources: Mapping[str, Resources], roles: Sequence[str]) -> dict[str, float]:
     """Return what a process with these roles needs: the most of each that one of them needs."""
-    found: dict[str, float] = {}
+    amounts: dict[str, float] = {}
     for role in roles:
         for name, amount in resources.get(role, {}).items():
-            found[name] = max(amount, found.get(name, 0.0))
-    return found
+            amounts[name] = max(amount, amounts.get(name, 0.0))
+    return amounts
 
 
 def local_shares(
@@ -84,8 +84,8 @@ def local_shares(
                     f"{plan} needs {n_gpus} GPUs, but only {len(free)} of the {n_visible} that "
                     f"this launcher sees are left; ask for less with --resources"
                 )
-            taken, free = free[:n_gpus], free[n_gpus:]
-            variables[_VISIBLE] = ",".join(taken)
+            shared, free = free[:n_gpus], free[n_gpus:]
+            variables[_VISIBLE] = ",".join(shared)
         if "cpu" in needs or _THREADS not in env:
             variables[_THREADS] = str(max(1, int(needs.get("cpu", 1))))
         shares.append(variables)

@@ -63,9 +63,9 @@ def launch(
         42
     """
     name = main if isinstance(main, str) else "program.main"
-    given = {"roles": tuple((roles or {}).items()), "package": Path(sys.path[0] or "."), **options}
+    chosen = {"roles": tuple((roles or {}).items()), "package": Path(sys.path[0] or "."), **options}
     return Run(
-        LaunchOptions(main=name, **given),
+        LaunchOptions(main=name, **chosen),
         b"" if isinstance(main, str) else _pickled(main),
         show=show,
     )
@@ -100,8 +100,8 @@ class Run:
         finally:
             os.close(write_end)
         self._threads = [
-            threading.Thread(target=follow, daemon=True, name=f"launch-{what}")
-            for what, follow in (
+            threading.Thread(target=follow, daemon=True, name=f"launch-{topic}")
+            for topic, follow in (
                 ("status", lambda: self._follow_status(read_end)),
                 ("output", self._follow_output),
             )
@@ -218,7 +218,9 @@ class Run:
             sys.stdout.flush()
 
     def _describe(self) -> str:
-        nodes = [f"node {node_id}: {one.phase}" for node_id, one in self._report.nodes.items()]
+        nodes = [
+            f"node {node_id}: {status.phase}" for node_id, status in self._report.nodes.items()
+        ]
         return ", ".join(nodes) or "its processes start"
 
     def _follow_status(self, descriptor: int) -> None:

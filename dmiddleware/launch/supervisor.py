@@ -176,8 +176,8 @@ class Supervisor:
 
     def _watch_for(self, duration_s: float) -> None:
         until = self._now() + duration_s
-        while (left := until - self._now()) > 0 and self._stopping_since is None:
-            self._step(min(left, _STEP_S))
+        while (remaining_s := until - self._now()) > 0 and self._stopping_since is None:
+            self._step(min(remaining_s, _STEP_S))
 
     def _step(self, timeout_s: float = _STEP_S) -> None:
         self._take_events(timeout_s)
@@ -194,7 +194,7 @@ class Supervisor:
                 continue
             # A process group cannot be rejoined: its ranks start again when all of them have ended.
             group = (child, *self._other_ranks(child))
-            if not any(one.alive and one.restart_at is not None for one in group):
+            if not any(member.alive and member.restart_at is not None for member in group):
                 self._start(child)
         self._fail_early_ends()
         self._end_with_the_run()
@@ -264,7 +264,9 @@ class Supervisor:
         """Fail the nodes that exited before their task, unless all do, as after --help."""
         if self._stopping_since is not None:
             return
-        are_expected = any(one.alive and one.status.phase == "running" for one in self.children)
+        are_expected = any(
+            sibling.alive and sibling.status.phase == "running" for sibling in self.children
+        )
         for child in self.children:
             has_left = child.exit_code == 0 and child.status.left_early
             if has_left and are_expected and self._pauses.elapsed(child.ended_at) > SETTLE_S:
@@ -323,8 +325,10 @@ class Supervisor:
         )
 
     def _was_last_learner(self, child: Child) -> bool:
-        others = [one for one in self.children if one is not child and one.plan.learns]
-        return child.plan.learns and not any(one.alive for one in others)
+        others = [
+            sibling for sibling in self.children if sibling is not child and sibling.plan.learns
+        ]
+        return child.plan.learns and not any(sibling.alive for sibling in others)
 
     def _failed_at(self, child: Child) -> float:
         """Return when a node failed; for one that could not report it, the earliest time."""
@@ -343,23 +347,27 @@ class Supervisor:
     def _plan_restart(self, child: Child, failure: str) -> None:
         pause_s = min(FIRST_BACKOFF_S * 2 ** len(child.restarted_at), LONGEST_BACKOFF_S)
         ranks = self._other_ranks(child)
-        for one in (child, *ranks):
-            one.restarts += 1
-            one.restart_at = self._now() + pause_s
-            one.restarted_at.append(one.restart_at)
-        what = "all learners" if ranks else "it"
+        for restarted in (child, *ranks):
+            restarted.restarts += 1
+            restarted.restart_at = self._now() + pause_s
+            restarted.restarted_at.append(restarted.restart_at)
+        subject = "all learners" if ranks else "it"
         self._note(
-            f"{failure}; restarting {what} in {pause_s:g} s (restart {len(child.restarted_at)} of "
-            f"{self._options.max_restarts})"
+            f"{failure}; restarting {subject} in {pause_s:g} s "
+            f"(restart {len(child.restarted_at)} of {self._options.max_restarts})"
         )
-        for other in ranks:
-            self._kill(other)
+        for rank in ranks:
+            self._kill(rank)
 
     def _other_ranks(self, child: Child) -> list[Child]:
         """Return the nodes that learn as one with a node."""
         if child.plan.ranks is None:
             return []
-        return [one for one in self.children if one is not child and one.plan.ranks is not None]
+        return [
+            sibling
+            for sibling in self.children
+            if sibling is not child and sibling.plan.ranks is not None
+        ]
 
     def _first_failure(self) -> Failure:
         """Return the failure that happened first; others may be consequences of it.
@@ -406,7 +414,7 @@ class Supervisor:
             is_restarted = child in restarted and child.alive
             status = child.status
             just_restarted = is_restarted and status.step == 0 and not status.decided_end
-            if just_restarted and any(one.exit_code == 0 for one in self._other_ranks(child)):
+            if just_restarted and any(rank.exit_code == 0 for rank in self._other_ranks(child)):
                 continue  # they were restarted together, and have taken the same steps since
             if (child.restart_at is not None or just_restarted) and child.asked_at is None:
                 self._give_up(child)
@@ -484,7 +492,7 @@ class Supervisor:
 
     def _leads(self, child: Child) -> bool:
         """Return whether a node is the learner; without one, it has decided that the run ends."""
-        if any(one.plan.learns for one in self.children):
+        if any(member.plan.learns for member in self.children):
             ranks = child.plan.ranks
             return child.plan.learns and (ranks is None or ranks.rank == 0)
         return child.status.decided_end
@@ -516,7 +524,9 @@ class Supervisor:
 
     def _note_others(self) -> None:
         alive = [child for child in self.children if child.alive]
-        is_ending = self._stopping_since is not None or any(one.status.reason for one in alive)
+        is_ending = self._stopping_since is not None or any(
+            member.status.reason for member in alive
+        )
         if alive and not is_ending:
             for text in self._others.changes([child.status for child in alive], self._now()):
                 self._note(text)
@@ -540,8 +550,8 @@ class Supervisor:
         self._host.dump_stacks(child.plan.node_id)
         child.hung_s, child.is_killed = hung_s, True
         until = self._now() + DUMP_S
-        while child.alive and (left := until - self._now()) > 0:
-            self._take_events(left)
+        while child.alive and (remaining_s := until - self._now()) > 0:
+            self._take_events(remaining_s)
         self._kill(child)
 
     def _kill(self, child: Child) -> None:

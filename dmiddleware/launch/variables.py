@@ -18,7 +18,7 @@ __all__ = ["node_variables"]
 
 _FORM: Final = re.compile(r"(?:([A-Za-z0-9][\w-]*):)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OURS: Final = "DITASK_"
-_OF_RANKS: Final = tuple(RankPlan(0, 1, 0).environment())
+_RANK_VARIABLES: Final = tuple(RankPlan(0, 1, 0).environment())
 
 
 def node_variables(
@@ -72,7 +72,7 @@ def _parse(text: str) -> tuple[str, str, str]:
             "as in collector:CUDA_VISIBLE_DEVICES="
         )
     target, name, value = matched.groups(default="")
-    if name.startswith(_OURS) or name in _OF_RANKS:
+    if name.startswith(_OURS) or name in _RANK_VARIABLES:
         raise LaunchError(f"--env: ditask sets {name} itself; leave it out")
     return target, name, value
 
@@ -86,13 +86,13 @@ def _check_node(text: str, node_id: int, nodes: Collection[int]) -> None:
 
 
 def _check_role(text: str, role: str, nodes: Collection[Collection[str]]) -> None:
-    known = dict.fromkeys(name for roles in nodes for name in roles or KNOWN_ROLES)
-    if role not in known:
-        near = misspelled_role(role, known)
+    all_roles = dict.fromkeys(name for roles in nodes for name in roles or KNOWN_ROLES)
+    if role not in all_roles:
+        near = misspelled_role(role, all_roles)
         hint = f"; did you mean {near}?" if near else ""
         raise LaunchError(
             f"--env: {text!r} is for the role {role!r}, but the run has the roles "
-            f"{', '.join(known)}{hint}"
+            f"{', '.join(all_roles)}{hint}"
         )
 
 

@@ -129,9 +129,13 @@ class DecisionTransformer(Network):
             self.embed_action(action),
         )
         # [L, B, 3, D] to [B, 3 L, D]
-        tokens = torch.stack([one + place for one in embedded], 2).transpose(0, 1).flatten(1, 2)
-        seen = self.layers(self.norm(tokens))
-        output: torch.Tensor = self.head(seen[:, 1::3].transpose(0, 1))
+        tokens = (
+            torch.stack([tokens_of_kind + place for tokens_of_kind in embedded], 2)
+            .transpose(0, 1)
+            .flatten(1, 2)
+        )
+        hidden = self.layers(self.norm(tokens))
+        output: torch.Tensor = self.head(hidden[:, 1::3].transpose(0, 1))
         return {"logit": output} if self._is_discrete else {"mu": output.tanh()}
 
     def forward(

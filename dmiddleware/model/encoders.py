@@ -165,8 +165,8 @@ class ImageEncoder(nn.Module):
         lead = obs.shape[: obs.dim() - self._n_dims]
         # Convolutions are faster over channels last.
         x = obs.reshape(-1, *self._shape).contiguous(memory_format=torch.channels_last)
-        seen = as_float(x, pixels=self._pixels)
-        features: torch.Tensor = self.linear(self.convolutions(seen).flatten(1))
+        pixels = as_float(x, pixels=self._pixels)
+        features: torch.Tensor = self.linear(self.convolutions(pixels).flatten(1))
         return features if len(lead) == 1 else features.reshape(*lead, -1)
 
 
@@ -196,11 +196,13 @@ class NestedEncoder(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        shapes = dict(shape_leaves(obs_shape))
+        by_path = dict(shape_leaves(obs_shape))
         others = {
-            path: shape for path, shape in shapes.items() if is_image(shape) or is_one_hot(shape)
+            path: leaf_shape
+            for path, leaf_shape in by_path.items()
+            if is_image(leaf_shape) or is_one_hot(leaf_shape)
         }
-        vectors = {path: shape for path, shape in shapes.items() if path not in others}
+        vectors = {path: leaf_shape for path, leaf_shape in by_path.items() if path not in others}
         self._vectors = [
             (path, len(array_shape(leaf)), is_pixels(leaf)) for path, leaf in vectors.items()
         ]
@@ -239,7 +241,7 @@ class NestedEncoder(nn.Module):
                 for path, n_dims, pixels in self._vectors
             ]
             inputs.insert(0, torch.cat(flat, dim=-1))
-        features = [encoder(one) for encoder, one in zip(self.encoders, inputs, strict=True)]
+        features = [encoder(part) for encoder, part in zip(self.encoders, inputs, strict=True)]
         if self.join is None:
             only: torch.Tensor = features[0]
             return only
@@ -314,17 +316,17 @@ def _check_conv_layers(layers: ConvLayers) -> list[tuple[int, int, int]]:
     Raises:
         ValueError: if they are not.
     """
-    found = []
+    layers_read = []
     for layer in layers:
         if len(layer) != 3:
             raise ValueError(
                 f"conv_layers needs (channels, kernel size, stride) for each layer, got {layer!r}"
             )
         channels, kernel_size, stride = checked("conv_layers", layer, Counts)
-        found.append((channels, kernel_size, stride))
-    if not found:
+        layers_read.append((channels, kernel_size, stride))
+    if not layers_read:
         raise ValueError("conv_layers needs at least one layer; leave it out or give one")
-    return found
+    return layers_read
 
 
 def _least_side(layers: ConvLayers) -> int:

@@ -48,22 +48,22 @@ def parameters_of(build: type[nn.Module]) -> dict[str, inspect.Parameter]:
     """
     if not build.__module__.startswith("dmiddleware."):
         return dict(inspect.signature(build).parameters)
-    found: dict[str, inspect.Parameter] = {}
+    by_name: dict[str, inspect.Parameter] = {}
     for cls in build.__mro__:
         if "__init__" not in vars(cls):
             continue
-        own = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
-        for one in own:
-            if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
-                found.setdefault(one.name, one)
-        rest = [one for one in own if one.kind is one.VAR_KEYWORD]
+        parameters = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
+        for parameter in parameters:
+            if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                by_name.setdefault(parameter.name, parameter)
+        rest = [parameter for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD]
         if not rest:
-            return found
+            return by_name
         if "options_of" in vars(cls):
-            return {**parameters_of(vars(cls)["options_of"]), **found}
+            return {**parameters_of(vars(cls)["options_of"]), **by_name}
         if cls.__mro__[1] is nn.Module:
-            return {**found, rest[0].name: rest[0]}
-    return found
+            return {**by_name, rest[0].name: rest[0]}
+    return by_name
 
 
 def _check_options(

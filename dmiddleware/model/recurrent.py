@@ -202,8 +202,8 @@ class RecurrentNetwork(Network):
         if prev_action:
             n_seen += sum(part.n_logits + part.n_means for part in self.action_parts)
         self.core = RecurrentCore(n_seen, hidden_size, core=core, init=init)
-        wanted = {"is_first": True, "prev_action": prev_action, "prev_reward": prev_reward}
-        self.act_inputs = tuple(name for name, is_wanted in wanted.items() if is_wanted)
+        takes = {"is_first": True, "prev_action": prev_action, "prev_reward": prev_reward}
+        self.act_inputs = tuple(name for name, is_wanted in takes.items() if is_wanted)
 
     def initial_state(self, n: int) -> torch.Tensor:
         """Return the state at the start of ``n`` episodes: zeros ``[n, S]``, on the CPU."""
@@ -231,13 +231,13 @@ class RecurrentNetwork(Network):
             within_episode: whether each sequence is within one episode, and ``state`` is right, so
                 that no state has to be set to zeros. Such sequences run faster.
         """
-        seen = [self.encoder(obs)]
+        parts = [self.encoder(obs)]
         if prev_action is not None:
             numbers = action_features(self.action_parts, prev_action)
-            seen.append(numbers.masked_fill(is_first.unsqueeze(-1), 0.0))
+            parts.append(numbers.masked_fill(is_first.unsqueeze(-1), 0.0))
         if prev_reward is not None:
-            seen.append(prev_reward.unsqueeze(-1))
-        x = torch.cat(seen, -1)
+            parts.append(prev_reward.unsqueeze(-1))
+        x = torch.cat(parts, -1)
         is_step = x.dim() == 2
         if is_step:
             x, is_first = x.unsqueeze(0), is_first.unsqueeze(0)

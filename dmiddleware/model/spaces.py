@@ -298,8 +298,8 @@ def action_parts(kind: ActionKind, shape: ActionShape) -> tuple[ActionPart, ...]
     several = kind == "multi_discrete"
     sizes = tuple(shape) if several and isinstance(shape, Sequence) else (shape,)
     if not sizes or not all(_is_size(size) for size in sizes):
-        wanted = "a list of positive integers" if several else "a positive integer"
-        raise SpaceError(f"action_shape must be {wanted} for {kind} actions, got {shape!r}")
+        expected = "a list of positive integers" if several else "a positive integer"
+        raise SpaceError(f"action_shape must be {expected} for {kind} actions, got {shape!r}")
     return (ActionPart((), kind, tuple(map(int, sizes))),)
 
 
@@ -445,13 +445,13 @@ def try_model(
         ) from error
     if action is None:
         return
-    given = {path: tuple(leaf.shape[1:]) for path, leaf in leaves(action)}
+    produced = {path: tuple(leaf.shape[1:]) for path, leaf in leaves(action)}
     sample = gym.vector.utils.create_empty_array(action_space, n=1)
-    taken = {path: tuple(leaf.shape[1:]) for path, leaf in leaves(from_numpy(sample))}
-    if given != taken:
+    accepted = {path: tuple(leaf.shape[1:]) for path, leaf in leaves(from_numpy(sample))}
+    if produced != accepted:
         raise SpaceError(
             f"for one environment the model {type(model).__name__} gives an action of shape "
-            f"{given.get('', given)}, but the environment takes {action_space}"
+            f"{produced.get('', produced)}, but the environment takes {action_space}"
         )
 
 

@@ -68,13 +68,13 @@ def team_shapes(observation_space: gym.Space[Any], action_space: gym.Space[Any])
     Raises:
         SpaceError: if the environment has a single agent, or a space is not supported.
     """
-    one = agent_spaces(observation_space, action_space)
-    state = {} if one.state is None else {STATE: obs_shape_of(one.state)}
+    agent = agent_spaces(observation_space, action_space)
+    state = {} if agent.state is None else {STATE: obs_shape_of(agent.state)}
     return {
-        "obs_shape": {AGENTS: obs_shape_of(one.observation), **state},
-        "action_shape": action_shape_of(one.action),
-        "action_space": action_kind_of(one.action),
-        "n_agent": one.n_agent,
+        "obs_shape": {AGENTS: obs_shape_of(agent.observation), **state},
+        "action_shape": action_shape_of(agent.action),
+        "action_space": action_kind_of(agent.action),
+        "n_agent": agent.n_agent,
     }
 
 
@@ -115,14 +115,14 @@ class TeamNetwork(Network):
 
     def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
         """Reject spaces that this network was not built for; see :meth:`Network.check_spaces`."""
-        found = team_shapes(observation_space, action_space)
-        found["obs_shape"] = as_obs_shape(found["obs_shape"])
-        own = {name: getattr(self, name) for name in found}
-        same = {**found, "obs_shape": self.obs_shape}
-        if not fits_shape(self.obs_shape, found["obs_shape"]) or same != own:
+        shapes = team_shapes(observation_space, action_space)
+        shapes["obs_shape"] = as_obs_shape(shapes["obs_shape"])
+        built_for = {name: getattr(self, name) for name in shapes}
+        same = {**shapes, "obs_shape": self.obs_shape}
+        if not fits_shape(self.obs_shape, shapes["obs_shape"]) or same != built_for:
             raise SpaceError(
-                f"{type(self).__name__} was built for {own}, but the environment has {found}; "
-                "build the policy with for_env(env)"
+                f"{type(self).__name__} was built for {built_for}, but the environment has "
+                f"{shapes}; build the policy with for_env(env)"
             )
 
 

@@ -31,8 +31,8 @@ class Dropout(nn.Dropout):
             return F.dropout(x, n_dropped / _LEVELS)
         drawn = torch.empty(math.ceil(x.numel() / _PER_INT64), dtype=torch.int64)
         bits = drawn.random_(_INT64_MIN, None).view(torch.int16)[: x.numel()].view(x.shape)
-        kept = bits >= n_dropped - _LEVELS // 2
-        return x * kept.to(x.dtype).mul_(_LEVELS / (_LEVELS - n_dropped))
+        mask = bits >= n_dropped - _LEVELS // 2
+        return x * mask.to(x.dtype).mul_(_LEVELS / (_LEVELS - n_dropped))
 
 
 class TransformerLayer(nn.Module):

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, SupportsFloat
 
 from dmiddleware.errors import ContextError, MiddlewareError
 from dmiddleware.metric_names import check_metric_name, is_metric_name
+from dmiddleware.pipeline.running_task import RunningTask
 from dmiddleware.registry import nearest
-
-if TYPE_CHECKING:
-    from dmiddleware.pipeline.task import Task
 
 __all__ = [
     "Context",
@@ -136,7 +134,9 @@ class Context:
     logged: dict[str, float] = field(
         default_factory=dict, repr=False, metadata={_KIND: FieldKind.RENEWED}
     )
-    task: Task[Any] = field(init=False, repr=False, compare=False, metadata={_KIND: FieldKind.KEPT})
+    task: RunningTask = field(
+        init=False, repr=False, compare=False, metadata={_KIND: FieldKind.KEPT}
+    )
 
     _renewal: ClassVar[_Renewal]
 

@@ -15,15 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from dmiddleware.errors import LaunchError, TaskStateError
 from dmiddleware.pipeline.clock import Clock, SystemClock
+from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.event_bus import EventRouter
 from dmiddleware.pipeline.lifecycle import StopRequest
-
-if TYPE_CHECKING:
-    from dmiddleware.pipeline.task import Task
 
 __all__ = [
     "NODE_VARIABLE",
@@ -51,6 +49,48 @@ class Progress:
     step: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
     blocked_s: float = 0.0
+
+
+class NodeTask(Protocol):
+    """What a node needs of a task that it runs."""
+
+    name: str
+
+    @property
+    def ctx(self) -> Context:
+        """The context of the present step."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether the task was closed."""
+        ...
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the task was asked to stop, or None."""
+        ...
+
+    @property
+    def stopped_ok(self) -> bool:
+        """Whether nothing has failed."""
+        ...
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether the task was asked to stop together with the tasks of the peers."""
+        ...
+
+    @property
+    def decided_end(self) -> bool:
+        """Whether the whole run ends because of this task."""
+        ...
+
+    def stop(
+        self, reason: str, *, ok: bool = True, only_local: bool = False, final: bool = True
+    ) -> None:
+        """End the run when the current step is done."""
+        ...
 
 
 class CurrentNode:
@@ -114,9 +154,9 @@ class CurrentNode:
         self._waits, self._waited_at = False, 0.0
         # A signal handler may stop the node while this same thread registers a task.
         self._lock = threading.RLock()
-        self._tasks: list[Task[Any]] = []
+        self._tasks: list[NodeTask] = []
         self._n_tasks = 0
-        self._running: Task[Any] | None = None
+        self._running: NodeTask | None = None
         self._changed = threading.Condition(self._lock)
         self._past_ok = True
         self._stop = StopRequest()
@@ -193,7 +233,7 @@ class CurrentNode:
                 return self._n_tasks
         raise self._two_at_once(running)
 
-    def register(self, task: Task[Any]) -> None:
+    def register(self, task: NodeTask) -> None:
         """Add a task of this process; if the process was already asked to stop, stop the task.
 
         Earlier tasks that are closed are forgotten.
@@ -209,7 +249,7 @@ class CurrentNode:
             task.stop(stop.reason, ok=stop.ok, only_local=stop.only_local, final=False)
 
     @contextlib.contextmanager
-    def running(self, task: Task[Any]) -> Iterator[None]:
+    def running(self, task: NodeTask) -> Iterator[None]:
         """Mark a block in which a task runs.
 
         Raises:
@@ -229,7 +269,7 @@ class CurrentNode:
                 self._running = None if self._running is task else self._running
                 self._changed.notify_all()
 
-    def _two_at_once(self, other: Task[Any]) -> TaskStateError:
+    def _two_at_once(self, other: NodeTask) -> TaskStateError:
         """Stop the other task too, which may wait for peers forever, and return the error."""
         reason = (
             f"node {self.node_id} has the task {other.name!r}, and its peers talk to one task of a "

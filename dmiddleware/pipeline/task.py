@@ -11,30 +11,17 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, cast
 
-from dmiddleware.errors import DMiddlewareError, EventError, TaskStateError
-from dmiddleware.event_names import scoped_name
-from dmiddleware.pipeline.chain import (
-    Branches,
-    Compiler,
-    Entry,
-    Group,
-    Layer,
-    Lock,
-    PlanItem,
-    Wrapped,
-    branch_failure,
-    leaves,
-    make_entry,
-    make_plan,
-)
+from dmiddleware.errors import EventError, TaskStateError
+from dmiddleware.pipeline.branches import Branches, branch_failure
+from dmiddleware.pipeline.by_hand import Layer, Wrapped
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.current_node import current_node, refuse_to_run_alone
 from dmiddleware.pipeline.describe import ChainTable, describe_chain
 from dmiddleware.pipeline.event import Emission, Event
-from dmiddleware.pipeline.event_bus import EventBus, EventRouter, PeerTask
+from dmiddleware.pipeline.event_bus import EventBus, EventRouter
 from dmiddleware.pipeline.lifecycle import Lifecycle, StopRequest
 from dmiddleware.pipeline.middleware import (
     Declarations,
@@ -45,17 +32,22 @@ from dmiddleware.pipeline.middleware import (
     string_tuple,
 )
 from dmiddleware.pipeline.onion import Chain, OnError, SkipRest, merge_errors
-from dmiddleware.pipeline.preflight import (
-    ChainCheck,
-    asks_for_roles,
-    chain_error,
-    idle_part,
-    parts_without_process,
+from dmiddleware.pipeline.peers import Peers
+from dmiddleware.pipeline.plan import (
+    Compiler,
+    Entry,
+    Group,
+    Lock,
+    PlanItem,
+    leaves,
+    make_entry,
+    make_plan,
 )
+from dmiddleware.pipeline.preflight import ChainCheck, ChainView
 from dmiddleware.seeding import derive_seed
 from dmiddleware.signals import HeldSignals
 
-__all__ = ["ENDED", "Task"]
+__all__ = ["Task"]
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -67,15 +59,6 @@ else:
     C = TypeVar("C", bound=Context)
 
 _logger = logging.getLogger(__name__)
-
-_STOPPED = Event("task.stopped")
-ENDED: Final = Event("task.ended", timeout_s=5.0)
-"""Sent by every task that is closed: its node and roles, its error if it has failed, and whether
-those that wait for it should stop too."""
-_HAS_ROLE = "task.role."
-"""Never emitted. A peer that subscribes to it has the role whose name follows."""
-# How long the end of a run waits for the subscriptions of peers that have just connected.
-_ANNOUNCED_S = 1.0
 
 
 _NOT_GIVEN: Any = object()
@@ -183,23 +166,17 @@ class Task(Generic[C]):
         self._stop = StopRequest()
         self._held_stop: StopRequest | None = None
         self._failure = ""
-        self._announced_roles: set[str] = set()
-        self._ended_peers: dict[int, str] = {}
-        self._relayed_stop: StopRequest | None = None
-        self._informed: set[int] = set()
-        self._informing = threading.Lock()
-        self._has_stopped_peers = False
         self._in_last_step = False
         self._is_running = False
         self._is_set_up = False
         self._step_done = False
         self._closed = False
         ctx.task = self
+        self._peers: Peers | None = None
         if router is not None:
-            self.on(_STOPPED, self._on_peer_stopped)
-            self.on(ENDED, self._on_peer_ended)
-            self.on("node.left", self._on_peer_left)
-            self.on("node.rejoined", self._on_peer_rejoined)
+            self._peers = Peers(
+                router, self.events, number=self.number, node=node, on_stop=self._accept_stop
+            )
         if node is not None:
             node.register(self)
 
@@ -243,17 +220,12 @@ class Task(Generic[C]):
         Args:
             roles: only peers that have one of these roles; none: all.
         """
-        return [
-            node_id
-            for node_id, peer in self._peer_tasks(roles).items()
-            if node_id not in self._ended_peers
-            and (peer.number < self.number or (peer.takes_part and peer.number == self.number))
-        ]
+        return [] if self._peers is None else self._peers.participants(roles)
 
     @property
     def ended_peers(self) -> Mapping[int, str]:
         """The nodes whose part of this task has ended, with the error if it has failed."""
-        return self._ended_peers
+        return {} if self._peers is None else self._peers.ended
 
     def later_tasks(self, *roles: str) -> dict[int, int]:
         """Return the connected peers that have gone on to a later task, and to which.
@@ -261,11 +233,7 @@ class Task(Generic[C]):
         Args:
             roles: only peers that have one of these roles; none: all.
         """
-        return {
-            node_id: peer.number
-            for node_id, peer in self._peer_tasks(roles).items()
-            if peer.number > self.number
-        }
+        return {} if self._peers is None else self._peers.later_tasks(roles)
 
     @property
     def finish(self) -> bool:
@@ -529,6 +497,11 @@ class Task(Generic[C]):
             run_roles=None if self._node is None else self._node.run_roles,
         ).run()
 
+    @property
+    def chain(self) -> ChainView:
+        """The chain as its middleware see it, with what they call by hand."""
+        return self._view()
+
     def describe(self) -> ChainTable:
         """Return the chain as a table, which rich prints in color and ``str()`` as plain text."""
         roles = ", ".join(sorted(map(str, self._roles))) or "all roles"
@@ -537,13 +510,13 @@ class Task(Generic[C]):
     def run(self, max_step: int | None = None) -> None:
         """Run the chain until it is stopped with :meth:`stop`.
 
-        First the chain is checked and compiled, and the middleware are set up, unless they were
-        before. A further run continues where the last one ended. At the end, all emitted events are
-        handled. With a router, the first step waits until all expected peers are ready; if all of
-        them have gone on to a later task of the program, as for a process that was restarted, this
-        one runs no step. When the task is stopped, the data that peers had sent before is still
-        delivered, in further steps of only those middleware that declare ``last_step``, and the
-        tasks of the peers are stopped with the same reason.
+        First the chain is checked and compiled, and the middleware are bound to it and set up,
+        unless they were before. A further run continues where the last one ended. At the end, all
+        emitted events are handled. With a router, the first step waits until all expected peers are
+        ready; if all of them have gone on to a later task of the program, as for a process that was
+        restarted, this one runs no step. When the task is stopped, the data that peers had sent
+        before is still delivered, in further steps of only those middleware that declare
+        ``last_step``, and the tasks of the peers are stopped with the same reason.
 
         In the main thread, a first SIGINT (Ctrl-C) or SIGTERM stops the task after the current
         step, and the middleware can still save their state. A second one interrupts it at once.
@@ -611,7 +584,8 @@ class Task(Generic[C]):
         stop = self._held_stop
         if stop is None or stop.reason is None or self.finish:
             return None
-        return {**dataclasses.asdict(stop), "origin": self._origin_of(stop)}
+        origin = stop.origin if self._peers is None else self._peers.origin_of(stop)
+        return {**dataclasses.asdict(stop), "origin": origin}
 
     def decide_stop(self, stop: Mapping[str, Any]) -> None:
         """Stop the task at the end of this step, as :attr:`held_stop` of one of the processes says.
@@ -693,10 +667,8 @@ class Task(Generic[C]):
 
     def _run(self, max_step: int | None) -> None:
         chain = self._prepare()
-        if self.router is not None:
-            self._announce_roles()
-            self._wait_until_ready(self.router)
-            self._check_roles_of_run(self.router)
+        if self._peers is not None:
+            self._meet(self._peers)
         if self._node is not None:
             self._node.has_begun = True
         n_steps = 0
@@ -713,71 +685,19 @@ class Task(Generic[C]):
             self._stop_peers()
         self.sync()
 
-    def _peer_tasks(self, roles: Collection[str]) -> dict[int, PeerTask]:
-        if self.router is None:
-            return {}
-        found = self.router.peer_tasks(scoped_name(_STOPPED.name, self.number))
-        return {
-            node_id: peer
-            for node_id, peer in found.items()
-            # A peer without roles has them all.
-            if not (roles and peer.roles) or not {*roles}.isdisjoint(peer.roles)
-        }
-
-    def _wait_until_ready(self, router: EventRouter) -> None:
-        def stopped() -> bool:
-            return self._request().reason is not None
-
-        takes_part = router.wait_until_ready(stopped=stopped, task=self.number)
-        if not takes_part and not stopped():
-            later = min(self.later_tasks().values(), default=self.number + 1)
-            _logger.warning(
-                "task %d of this run is over: the peers are in task %d, so node %d runs no step of "
-                "it; only a snapshot can restore what this task had done",
-                self.number,
-                later,
-                router.node_id,
-            )
-            self._stop.make(f"the peers have gone on to task {later}", only_local=True, final=False)
-            self._wake()
-
-    def _announce_roles(self) -> None:
-        """Let the peers know the roles that only the program has given to this task."""
-        known = () if self._node is None else self._node.roles
-        for role in self._roles.difference(known, self._announced_roles):
-            self._announced_roles.add(role)
-            self.on(f"{_HAS_ROLE}{role}", lambda: None)
-
-    def _check_roles_of_run(self, router: EventRouter) -> None:
-        """Check that each part of the chain has a process, now that the peers are known.
+    def _meet(self, peers: Peers) -> None:
+        """Wait until the peers are ready, and check that all together have each part of the chain.
 
         Raises:
-            ChainError: if one has none, and none can join.
+            ChainError: if a part has no process, and none can join.
         """
-        if not self._roles or self._stop.reason is not None:
-            return
-        peers = router.peer_tasks(_STOPPED.name).values()
-        if not all(peer.roles for peer in peers):
-            return  # a peer without roles has them all
-        planned = None if self._node is None else self._node.run_roles
-        run_roles = {*map(str, self._roles), *map(str, planned or ())}
-        run_roles.update(role for peer in peers for role in peer.roles)
-        plan = (*self._plan(self._entries), *self._plan(self._by_hand, by_hand=True))
-        idle = [
-            item
-            for item in parts_without_process(plan, run_roles)
-            if not any(self.events.subscribers(f"{_HAS_ROLE}{role}") for role in item.entry.roles)
-        ]
-        lead = self.ctx.vocabulary.lead_role
-        if not idle or not asks_for_roles(self._roles, run_roles, lead=lead):
-            return
-        # Without a launcher's plan, nobody knows who may still come.
-        may_grow = planned is None or (self._node is not None and self._node.may_grow)
-        problems = [idle_part(one, run_roles, lead=lead, may_grow=may_grow) for one in idle]
-        if not may_grow:
-            raise chain_error(problems)
-        for problem in problems:
-            _logger.warning("%s", problem)
+        peers.announce_roles(self._roles)
+        later = peers.wait_until_ready(stopped=lambda: self._request().reason is not None)
+        if later:
+            self._stop.make(f"the peers have gone on to task {later}", only_local=True, final=False)
+            self._wake()
+        if self._stop.reason is None:
+            peers.check_roles(self._whole_plan(), self._roles, lead=self.ctx.vocabulary.lead_role)
 
     def _note_failure(self, error: BaseException | None) -> None:
         self._stop.ok = False
@@ -787,97 +707,26 @@ class Task(Generic[C]):
             self._failure = f"{type(error).__name__}: {text}"[:300]
 
     def _announce_end(self) -> None:
-        """Notify the peers that this task has ended here, although its process lives on.
-
-        An interrupted process does not: the one that replaces it continues.
-        """
-        router = self.router
-        if router is None or (self._node is not None and self._node.interrupted):
-            return
-        how = self._failure or ("" if self._stop.ok else "it was stopped as failed")
-        # After a stop, the peers know the reason already.
-        is_over = self._stop.reason is None and not how and self.rank == 0
-        try:
-            if peers := self.events.subscribers(ENDED):
-                roles = sorted(map(str, self._roles))
-                self.emit(ENDED, router.node_id, roles, how, is_over, only_remote=True, to=peers)
-        except DMiddlewareError as error:
-            _logger.info("failed to notify the peers that the task has ended: %s", error)
+        if self._peers is not None:
+            how = self._failure or ("" if self._stop.ok else "it was stopped as failed")
+            # After a stop, the peers know the reason already.
+            is_over = self._stop.reason is None and not how and self.rank == 0
+            self._peers.announce_end(self._roles, how, is_over=is_over)
 
     def _on_signal(self, reason: str) -> None:
         self.stop(reason, final=False)
         _logger.warning("%s: stopping after this step; send it again to stop now", reason)
 
     def _stop_peers(self) -> None:
-        """Stop the tasks of the peers that do not know of the stop yet, such as late ones."""
-        if self.router is None or not self.ends_run:
-            return
-        self._has_stopped_peers = True
-        if self._node is not None:
-            self._node.on_end()
-        self._send_stop(self._stop, self.events.subscribers(_STOPPED, timeout_s=_ANNOUNCED_S))
+        if self._peers is not None and self.ends_run:
+            self._peers.stop(self._stop)
 
-    def _send_stop(self, stop: StopRequest, subscribers: Collection[int]) -> None:
-        assert self.router is not None
-        origin = self._origin_of(stop)
-        with self._informing:
-            peers = {*subscribers} - {origin, *self._informed}
-            self._informed |= peers
-        if not peers:
-            return
-        sender = self.router.node_id
-        try:
-            self.emit(
-                _STOPPED,
-                *(origin, stop.reason, stop.ok),
-                final=stop.final,
-                sender=sender,
-                only_remote=True,
-                to=peers,
-            )
-        except DMiddlewareError as error:
-            _logger.warning("failed to stop the tasks of the peers: %s", error)
-
-    def _origin_of(self, stop: StopRequest) -> int | None:
-        """Return the node that decided a stop, this one included; None without a router."""
-        if stop.origin is None and self.router is not None:
-            return self.router.node_id
-        return stop.origin
-
-    def _on_peer_stopped(
-        self, node_id: int, reason: str, ok: bool, *, final: bool, sender: int
-    ) -> None:
-        assert self.router is not None
-        stop = StopRequest(reason, ok=ok, final=final, origin=node_id)
-        if sender != node_id and node_id in self.router.peer_ids():
-            # Its own message arrives too, after everything else that it has sent, unless it leaves.
-            self._relayed_stop = stop
-        else:
-            self._accept_stop(stop, sender)
-
-    def _on_peer_left(self, node_id: int, reason: str) -> None:
-        stop = self._relayed_stop
-        if stop is not None and stop.origin == node_id:
-            self._accept_stop(stop, node_id)
-
-    def _on_peer_ended(self, node_id: int, roles: list[str], how: str, is_over: bool) -> None:
-        self._ended_peers[node_id] = how
-
-    def _on_peer_rejoined(self, node_id: int, new_incarnation: bool) -> None:
-        if new_incarnation:
-            self._ended_peers.pop(node_id, None)
-            with self._informing:
-                self._informed.discard(node_id)
-
-    def _accept_stop(self, stop: StopRequest, sender: int) -> None:
-        """Stop because of a peer, and at once stop those that it may not reach."""
+    def _accept_stop(self, stop: StopRequest) -> None:
+        """Stop because another node has decided so, unless this task is stopping already."""
         request = self._request()
         if request.reason is None:
             request.make(**dataclasses.asdict(stop))
             self._wake()
-        with self._informing:
-            self._informed.add(sender)
-        self._send_stop(stop, self.events.subscribers(_STOPPED))
 
     def _request(self) -> StopRequest:
         """Return what a stop changes: the request that waits, if stops are held."""
@@ -890,7 +739,11 @@ class Task(Generic[C]):
     def _entry(
         self, mw: Any, *, roles: Iterable[str] | None = None, lock: bool | Lock | None = None
     ) -> Entry:
-        entry = make_entry(mw, roles=roles, lock=self._lock if lock is True else lock or None)
+        entry = make_entry(
+            mw.entry if isinstance(mw, Wrapped) else mw,
+            roles=roles,
+            lock=self._lock if lock is True else lock or None,
+        )
         if self._has_default_context:
             kind = Declarations.of(entry.middleware).default_context
             if kind is not None:
@@ -906,20 +759,20 @@ class Task(Generic[C]):
 
     def _compile_group(self, group: Group) -> Callable[[Any], object]:
         entry = Entry(group)
-        self._register((entry,))
-        self._lifecycle.set_up(self)
+        self._set_up_new(entry)
         return self._compile((entry,), by_hand=True).middleware
 
     def _wrap(self, entry: Entry) -> Wrapped[C]:
         chain: Chain | None = None
-        self._register((entry,))
         if self._is_set_up:
-            self._lifecycle.set_up(self)
+            self._set_up_new(entry)
+        else:
+            self._register((entry,))
 
         def start(ctx: C) -> Layer:
             nonlocal chain
             if chain is None:
-                self._lifecycle.set_up(self)
+                self._set_up_new(entry)
                 chain = self._compile((entry,), by_hand=True)
             layer = Layer(chain, ctx)
             if layer.is_open:
@@ -949,13 +802,30 @@ class Task(Generic[C]):
     def _plan(self, entries: Sequence[Entry], *, by_hand: bool = False) -> tuple[PlanItem, ...]:
         return make_plan(entries, self._roles, rank=self.rank, by_hand=by_hand)
 
+    def _whole_plan(self) -> tuple[PlanItem, ...]:
+        """Return the plan of the chain, and of what its middleware call by hand."""
+        return (*self._plan(self._entries), *self._plan(self._by_hand, by_hand=True))
+
+    def _view(self, *called: Entry) -> ChainView:
+        """Return the chain with further entries, which are called by hand."""
+        plan = (*self._whole_plan(), *self._plan(called, by_hand=True))
+        return ChainView(plan, context=self.ctx)
+
+    def _set_up_new(self, entry: Entry) -> None:
+        """Bind and set up what an entry that is called by hand brings."""
+        self._register((entry,))
+        if self._lifecycle.has_new:
+            self._lifecycle.bind(self._view(entry), only_new=True)
+            self._lifecycle.set_up(self)
+
     def _prepare(self) -> Chain:
-        """Check the chain, and compile and set up whatever is new."""
+        """Check the chain, bind its middleware, and compile and set up whatever is new."""
         if self._chain is None:
             self.check()
             self._register_all()
             chain = self._compile(self._entries)
             is_first, self._is_set_up = not self._is_set_up, True
+            self._lifecycle.bind(self.chain)
             self._lifecycle.set_up(self)
             if is_first:
                 self.ctx.begin_run(self.at_close)
@@ -1038,7 +908,7 @@ class Task(Generic[C]):
         errors = _call_all(closers)
         errors += self._lifecycle.close()
         errors += _call_all(reversed(self._at_close))
-        if self._has_stopped_peers:
+        if self._peers is not None and self._peers.were_stopped:
             errors += _call_all([self._stop_peers])
         errors += _call_all([self._announce_end])
         in_order = self._stop.ok and not (self._node is not None and self._node.interrupted)

@@ -17,7 +17,8 @@ import torch
 from dmiddleware.env.batching import is_finite
 from dmiddleware.errors import PolicyError, PolicyOutputError, StructureError
 from dmiddleware.model.spaces import action_kind_of, action_parts, action_shape_of
-from dmiddleware.tree import Batch, Value, as_tree, from_numpy, leaves
+from dmiddleware.policy.actions import ActionCodec
+from dmiddleware.tree import Batch, Value, as_tree, leaves
 
 __all__ = [
     "ACT_KEYWORDS",
@@ -26,6 +27,7 @@ __all__ = [
     "check_finite",
     "first_inputs",
     "info_names",
+    "previous_action_codec",
     "probe_inputs",
 ]
 
@@ -66,10 +68,19 @@ def info_names(names: Iterable[str]) -> list[str]:
     return [name.removeprefix(_INFO) for name in names if name.startswith(_INFO)]
 
 
+def previous_action_codec(names: Iterable[str], action_space: gym.Space[Any]) -> ActionCodec | None:
+    """Return the codec of the actions of one env; None: the policy does not see previous actions.
+
+    Raises:
+        SpaceError: for an unsupported space.
+    """
+    return ActionCodec.for_space(action_space) if "prev_action" in names else None
+
+
 def first_inputs(
     names: Iterable[str],
     initial_state: Callable[[int], Any],
-    action_space: gym.Space[Any],
+    codec: ActionCodec | None,
     n: int,
 ) -> dict[str, Value]:
     """Return what a policy sees in the first step of an episode: what does not come from the env.
@@ -77,21 +88,21 @@ def first_inputs(
     Args:
         names: the declared inputs.
         initial_state: the policy's method.
-        action_space: that of one env.
+        codec: what :func:`previous_action_codec` returns.
         n: number of envs.
 
     Returns:
-        ``prev_action`` ``[n, …]``, zeros (the first choice of a Discrete space that does not start
-        at zero), in float32 where it is continuous; ``prev_reward`` ``[n] float32``, zeros;
-        ``is_first`` ``[n] bool``, true; ``state``, nested tensors ``[n, …]``. Only those that are
-        declared, and ``state`` only if the policy is recurrent. The caller owns the tensors.
+        ``prev_action`` ``[n, …]``, see :meth:`ActionCodec.before_first`; ``prev_reward``
+        ``[n] float32``, zeros; ``is_first`` ``[n] bool``, true; ``state``, nested tensors
+        ``[n, …]``. Only those that are declared, and ``state`` only if the policy is recurrent. The
+        caller owns the tensors.
 
     Raises:
         PolicyOutputError: if the initial state is not made of tensors ``[n, …]``.
     """
     first: dict[str, Value] = {}
-    if "prev_action" in names:
-        first["prev_action"] = from_numpy(_first_action(action_space, n))
+    if codec is not None and "prev_action" in names:
+        first["prev_action"] = codec.before_first(n)
     if "prev_reward" in names:
         first["prev_reward"] = torch.zeros(n)
     if "is_first" in names:
@@ -114,7 +125,7 @@ def probe_inputs(
     """
     if info_names(names):
         return None
-    inputs = first_inputs(names, initial_state, action_space, n)
+    inputs = first_inputs(names, initial_state, previous_action_codec(names, action_space), n)
     if "action_mask" in names:
         parts = action_parts(action_kind_of(action_space), action_shape_of(action_space))
         n_logits = sum(part.n_logits for part in parts)
@@ -140,17 +151,6 @@ def _bad_state(state: object, n: int) -> PolicyOutputError:
         f"nested dictionaries or tuples of tensors, with {n} rows each, or None if the policy is "
         "not recurrent"
     )
-
-
-def _first_action(space: gym.Space[Any], n: int) -> Any:
-    if isinstance(space, gym.spaces.Dict):
-        return {str(key): _first_action(part, n) for key, part in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(_first_action(part, n) for part in space.spaces)
-    shape, dtype = space.shape or (), np.dtype(space.dtype)
-    first = np.zeros((n, *shape), np.float32 if dtype.kind == "f" else dtype)
-    first += getattr(space, "start", first.dtype.type(0))
-    return first
 
 
 def check_finite(obs: Any, *, user: str) -> None:

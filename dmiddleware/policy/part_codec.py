@@ -207,7 +207,7 @@ class _MultiBinaryCodec(PartCodec):
         return ((raw == 0) | mask).all(-1)
 
     def before_first(self, n: int) -> torch.Tensor:
-        return self.to_env(torch.zeros(n, *self.sizes, dtype=torch.int64))
+        return self.to_env(torch.zeros(n, *self.sizes, dtype=torch.int8))
 
     def outside(self, action: torch.Tensor) -> torch.Tensor:
         raw = self.to_raw(action)

@@ -66,11 +66,11 @@ class R2D2Policy(QLearningPolicy):
       ``priority_eta`` (section 2.3).
 
     It learns from sequences ``[T, B, …]`` of one episode each, as a
-    :class:`~dmiddleware.data.TensorBuffer` with ``unroll_len``, ``burn_in``, ``n_step=1`` and
-    ``start_columns=("state",)`` draws them. The policy itself sums the rewards of ``n_step`` steps;
-    near the end of a sequence it sums fewer, so no row beyond the sequence is needed. As in the
-    paper, the first ``burn_in`` rows of an episode are never learned from, and an episode of
-    ``burn_in`` rows or fewer is never drawn.
+    :class:`~dmiddleware.data.TensorBuffer` with ``unroll_len`` draws them: with the policy's
+    ``burn_in``, and the state only where they start. The policy itself sums the rewards of
+    ``n_step`` steps; near the end of a sequence it sums fewer, so no row beyond the sequence is
+    needed. As in the paper, the first ``burn_in`` rows of an episode are never learned from, and an
+    episode of ``burn_in`` rows or fewer is never drawn.
 
     Collecting takes the keyword ``eps``, as :class:`DQNPolicy` does; actors with different ε, as in
     the paper, get it from their own programs.
@@ -149,7 +149,7 @@ class R2D2Policy(QLearningPolicy):
                 f"{type(self).__name__} learns from sequences [T, B, …] of more than burn_in="
                 f"{self.burn_in} rows, with one state [B, S] for each, but the column mask has "
                 f"shape {shape} and the state {n_state_dims} dimensions; build the buffer with "
-                "unroll_len, burn_in=policy.burn_in and start_columns=('state',)"
+                "unroll_len, and learn with OffPolicyLearner"
             )
         return super().check_batch(batch)
 

@@ -94,9 +94,10 @@ class TDPolicy(Policy):
                 return
             raise ConfigError(
                 f"this policy has n_step={self.n_step}, but the batch has no column discount, "
-                "so its rewards are those of single steps; draw it from a TensorBuffer(size, "
-                "n_step=policy.n_step), use NStepRewardEnhancer(policy) before the rows are "
-                "pushed, or build the policy with n_step=1"
+                "so its rewards are those of single steps; draw it with OffPolicyLearner from a "
+                f"TensorBuffer, or from one with n_step={self.n_step}, use "
+                "NStepRewardEnhancer(policy) before the rows are pushed, or build the policy with "
+                "n_step=1"
             )
         factors = torch.tensor([0.0, *(float(gamma**k) for k in range(n_step + 1))])
         discounts: torch.Tensor = torch.unique(column.detach().cpu())

@@ -22,7 +22,15 @@ from dmiddleware.errors import (
 from dmiddleware.policy.component import Component, broken_weights, take_flag
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.torch_private import compiler_traces_gradients
-from dmiddleware.tree import Batch, Columns, Value, as_tree, leaves, map_leaves
+from dmiddleware.tree import (
+    Batch,
+    Columns,
+    Value,
+    items_of,
+    leaves,
+    map_leaves,
+    with_columns,
+)
 
 __all__ = [
     "CHECK_EVERY",
@@ -166,7 +174,7 @@ class UpdateRunner:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_compiled": None}
+        return vars(self) | {"_compiled": None}
 
     def run(
         self,
@@ -318,19 +326,14 @@ def standard_columns(batch: Batch) -> Batch:
     Numbers are float32, and flags are bool, also in data that was made by hand or stored in other
     types. Observations are left to the networks, which convert them, and integers stay integers.
     """
-    columns: dict[str, Any] = dict(batch.items())
     changed = {}
-    for name, column in columns.items():
+    for name, column in items_of(batch):
         if name in _SEEN or isinstance(column, list):
             continue
         standard = _standard(name, column)
         if standard is not column:
             changed[name] = standard
-    if not changed:
-        return batch
-    lists = {name: column for name, column in columns.items() if isinstance(column, list)}
-    tensors = {name: column for name, column in columns.items() if name not in lists}
-    return as_tree({**tensors, **changed}, lists=lists)
+    return with_columns(batch, **changed) if changed else batch
 
 
 def _standard(name: str, column: Value) -> Value:

@@ -19,7 +19,7 @@ from dmiddleware.reward.intrinsic import settings_of
 from dmiddleware.rl import with_advantages
 from dmiddleware.seeding import derive_seed
 from dmiddleware.torch_seeding import torch_seeded
-from dmiddleware.tree import Batch, as_tree, to_device
+from dmiddleware.tree import Batch, as_tree, to_device, with_columns
 
 __all__ = ["IntrinsicCritic"]
 
@@ -103,7 +103,7 @@ class IntrinsicCritic(RowLearner):
             SpaceError: if the observations are not supported.
         """
         user = f"{cls.__name__}.for_env"
-        shared = settings_of(policy, user=user)
+        settings = settings_of(policy, user=user)
         spec = as_learn_mode(policy, user=user).spec
         gae_lambda = spec.gae_lambda
         if gae_lambda is None:
@@ -118,7 +118,7 @@ class IntrinsicCritic(RowLearner):
                 "learned rewards; set it to False"
             )
         shape = obs_shape_of(spaces_of(env)[0])
-        return cls(shape, **{**shared, "gae_lambda": gae_lambda, **options})
+        return cls(shape, **{**settings, "gae_lambda": gae_lambda, **options})
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -168,8 +168,7 @@ class IntrinsicCritic(RowLearner):
             discount=self._discount,
             gae_lambda=self._gae_lambda,
         )
-        columns = {"learned_adv": estimated["adv"], "learned_return": estimated["ret"]}
-        return as_tree({**dict(rows.items()), **columns})
+        return with_columns(rows, learned_adv=estimated["adv"], learned_return=estimated["ret"])
 
     def _value(self, obs: Any) -> torch.Tensor:
         """Return ``[N]``."""

@@ -94,8 +94,8 @@ def bc_hits(distribution: Distribution, action: Any) -> torch.Tensor | None:
         case Hybrid():
             by_path = leaves_by_path(action)
             every = [bc_hits(part, by_path[path]) for path, part in distribution.parts.items()]
-            known = [hits for hits in every if hits is not None]
-            return torch.stack(known).all(0) if known else None
+            present = [hits for hits in every if hits is not None]
+            return torch.stack(present).all(0) if present else None
         case Categorical():
             return torch.eq(distribution.mode(), action)
         case MultiCategorical() | Bernoulli():

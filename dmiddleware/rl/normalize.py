@@ -219,7 +219,7 @@ class RewardNormalizer:
         factor[starts] = 0.0
         factor[1:][done[:-1]] = 0.0
         start = rewards.clone()
-        so_far = [self._unfinished.pop(one, 0.0) for one in episode_id[starts].tolist()]
+        so_far = [self._unfinished.pop(episode, 0.0) for episode in episode_id[starts].tolist()]
         start[starts] += self._discount * rewards.new_tensor(so_far)
         returns = discounted_scan(start.flip(0), factor.flip(0)).flip(0)
         self._return_stats.update(returns)

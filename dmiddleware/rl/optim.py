@@ -93,15 +93,15 @@ class FusedAdam(UncompiledOptimizer, torch.optim.Adam):
             found_inf: a float32 scalar; unless it is 0, nothing changes.
         """
         lists = self._lists
-        given = [gradient for gradient in gradients if gradient is not None]
+        present = [gradient for gradient in gradients if gradient is not None]
         if lists is not None and torch.compiler.is_compiling():
-            used = [one is not None for one in gradients]
-            self._step_in_graph(lists, given, used, found_inf)
-        elif lists is not None and len(given) == len(gradients):
+            used = [row is not None for row in gradients]
+            self._step_in_graph(lists, present, used, found_inf)
+        elif lists is not None and len(present) == len(gradients):
             group = self.param_groups[0]
             fused_adam(
                 lists.parameters,
-                given,
+                present,
                 lists.first_moments,
                 lists.second_moments,
                 lists.steps,
@@ -297,10 +297,10 @@ class OpaqueStep:
         if not torch.compiler.is_compiling():
             self.make(gradients, found_inf)
             return
-        given = [one for one in gradients if one is not None]
-        used = [one is not None for one in gradients]
+        present = [gradient for gradient in gradients if gradient is not None]
+        used = [gradient is not None for gradient in gradients]
         with torch.no_grad():
-            torch.ops.dmiddleware.step(self._parameters, given, used, found_inf, self.number)
+            torch.ops.dmiddleware.step(self._parameters, present, used, found_inf, self.number)
 
     def make(self, gradients: Sequence[torch.Tensor | None], found_inf: torch.Tensor) -> None:
         """Make one step outside of a compiled function; the arguments are those of a call."""
@@ -312,9 +312,9 @@ class OpaqueStep:
 
     def copy_to(self, parameters: Sequence[torch.Tensor]) -> None:
         """Copy the parameters to those that a compiled function works with, if they differ."""
-        for own, other in zip(self._parameters, parameters, strict=True):
-            if own.data_ptr() != other.data_ptr():
-                other.copy_(own.detach())
+        for source, target in zip(self._parameters, parameters, strict=True):
+            if source.data_ptr() != target.data_ptr():
+                target.copy_(source.detach())
 
 
 @torch.library.custom_op(
@@ -331,7 +331,7 @@ def _step(
     found_inf: torch.Tensor,
     number: int,
 ) -> None:
-    step, left = _steps[number], iter(gradients)
+    step, remaining = _steps[number], iter(gradients)
     # The compiler may use the memory of its gradients again.
-    step.make([next(left).clone() if is_used else None for is_used in used], found_inf)
+    step.make([next(remaining).clone() if is_used else None for is_used in used], found_inf)
     step.copy_to(parameters)

@@ -77,8 +77,8 @@ def _scan_by_doubling(value: torch.Tensor, factor: torch.Tensor) -> torch.Tensor
     reach = 1
     while reach < n_steps:
         solved[:-reach].add_(reaching * solved[reach:])
-        left = max(n_steps - 2 * reach, 0)
-        reaching = reaching[:left] * reaching[reach : reach + left]
+        n_left = max(n_steps - 2 * reach, 0)
+        reaching = reaching[:n_left] * reaching[reach : reach + n_left]
         reach *= 2
     return solved
 

@@ -191,17 +191,17 @@ def td_loss(
         ValueError: for another criterion.
     """
     check_shape(q.shape[:-1], action=action, target=target, weight=weight)
-    taken = taken_rows(q, action)
+    predicted = taken_rows(q, action)
     reduction = "mean" if weight is None else "none"
     if criterion == "huber":
-        loss = F.huber_loss(taken, target, reduction=reduction, delta=huber_delta)
+        loss = F.huber_loss(predicted, target, reduction=reduction, delta=huber_delta)
     elif criterion == "mse":
-        loss = F.mse_loss(taken, target, reduction=reduction)
+        loss = F.mse_loss(predicted, target, reduction=reduction)
     else:
         raise ValueError(f"criterion must be 'huber' or 'mse', got {criterion!r}")
     if weight is not None:
         loss = (loss * weight).mean()
-    return TDLoss(loss, target - taken.detach())
+    return TDLoss(loss, target - predicted.detach())
 
 
 @torch.no_grad()

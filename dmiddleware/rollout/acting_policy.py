@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -18,15 +19,13 @@ from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.model import action_mask_of
 from dmiddleware.model.action_mask import as_mask
 from dmiddleware.model.spaces import array_shape, is_one_hot, obs_shape_of, shape_leaves
-from dmiddleware.policy import Policy
-from dmiddleware.policy.acting import STATE, info_names
+from dmiddleware.policy import ActionCodec, Policy
+from dmiddleware.policy.acting import info_names, previous_action_codec
+from dmiddleware.rollout.acting_memory import ActingMemory
 from dmiddleware.tree import (
     Batch,
     Nested,
     Value,
-    as_tree,
-    assign_rows,
-    clone,
     from_numpy,
     leaves,
     map_leaves,
@@ -69,9 +68,14 @@ class ActingPolicy:
         self._mode = policy.eval_mode
         self._names = policy.act_inputs
         self._path, self._rank = _one_observation(policy)
-        self._is_first = torch.ones(0, dtype=torch.bool)
-        self._prev_action: Value | None = None
-        self._state: Value | None = None
+        # A previous reward comes with each call, but not in the first step.
+        names = {*self._names, "is_first"} - {"prev_reward"}
+        if policy.spaces is None:
+            codec: ActionCodec | None = policy.codec
+        else:
+            codec = previous_action_codec(names, policy.spaces[1])
+        self._new_memory = partial(ActingMemory, names, policy.initial_state, codec)
+        self._memory: ActingMemory | None = None  # None: all episodes begin
 
     def __call__(
         self,
@@ -108,18 +112,17 @@ class ActingPolicy:
             raise ConfigError(f"deterministic must be True or False, got {deterministic!r:.100}")
         batch, is_batch = self._batch_of(obs)
         n = len(next(leaves(batch))[1])
-        self._begin(n)
-        inputs = self._inputs(batch, n, is_batch=is_batch, mask=action_mask, info=info)
+        memory = self._memory = self._memory_of(n)
+        inputs: dict[str, Any] = {**memory.columns}
+        inputs |= self._inputs(batch, n, is_batch=is_batch, mask=action_mask, info=info)
         if "prev_reward" in self._names:
-            inputs["prev_reward"] = self._reward(prev_reward, n)
+            inputs["prev_reward"] = self._reward(prev_reward, inputs["is_first"])
+        if "is_first" not in self._names:
+            del inputs["is_first"]
         if not deterministic:
             inputs["deterministic"] = False
-        output = self._mode.forward(batch, **inputs)
-        if self._state is not None:
-            self._state = clone(from_numpy(output[STATE]))
-        if self._prev_action is not None:
-            self._prev_action = clone(from_numpy(output["action"]))
-        self._is_first = torch.zeros(n, dtype=torch.bool)
+        output = dict(self._mode.forward(batch, **inputs))
+        memory.record(from_numpy(output["action"]), memory.next_state(output, n))
         action = _with_tuples(to_numpy(output["action"]))
         return action if is_batch else map_leaves(lambda leaf: leaf[0], action)
 
@@ -131,37 +134,32 @@ class ActingPolicy:
                 another number of rows.
         """
         if rows is None:
-            self._is_first = torch.ones(0, dtype=torch.bool)
-            self._prev_action = self._state = None
+            self._memory = None
             self._mode.reset()
             return
-        index = torch.tensor(list(rows), dtype=torch.int64)
-        if len(index) == 0:
-            return
-        self._is_first[index] = True
-        if self._prev_action is not None:
-            first = from_numpy(self.policy.codec.before_first(len(index)))
-            assign_rows(self._prev_action, index, first)
-        if self._state is not None:
-            assign_rows(self._state, index, from_numpy(self._mode.spec.initial_state(len(index))))
-        self._mode.reset(index.tolist())
+        index = list(rows)
+        if self._memory is not None and index:
+            self._memory.restart(index)
+            self._mode.reset(index)
 
-    def _begin(self, n: int) -> None:
-        """Begin to act on ``n`` rows, or check that there are as many as before."""
-        remembers = self._state is not None or self._prev_action is not None
-        if len(self._is_first) == n:
-            return
-        if remembers:
+    def _memory_of(self, n: int) -> ActingMemory:
+        """Return the memory of ``n`` rows, a new one where no episode has begun.
+
+        Raises:
+            StructureError: if the policy remembers the steps of another number of rows.
+        """
+        memory = self._memory
+        if memory is None:
+            return self._new_memory(n)
+        n_before = len(memory.columns["is_first"])
+        if n_before == n:
+            return memory
+        if memory.columns.keys() != {"is_first"}:
             raise StructureError(
                 f"{type(self.policy).__name__} remembers the steps before, which were of "
-                f"{len(self._is_first)} observation(s), and now has {n}; call reset() before it "
-                "acts on others"
+                f"{n_before} observation(s), and now has {n}; call reset() before it acts on others"
             )
-        self._is_first = torch.ones(n, dtype=torch.bool)
-        if "prev_action" in self._names:
-            self._prev_action = from_numpy(self.policy.codec.before_first(n))
-        state = self._mode.spec.initial_state(n)
-        self._state = None if state is None else clone(from_numpy(state))
+        return self._new_memory(n)
 
     def _inputs(
         self,
@@ -184,12 +182,6 @@ class ActingPolicy:
                 inputs["action_mask"] = allowed | ~allowed.any(-1, keepdim=True)
         elif mask is not None:
             raise ConfigError(f"{type(self.policy).__name__} takes no action_mask; leave it out")
-        if self._prev_action is not None:
-            inputs["prev_action"] = self._prev_action
-        if "is_first" in self._names:
-            inputs["is_first"] = self._is_first
-        if self._state is not None:
-            inputs[STATE] = self._state
         names = info_names(self._names)
         if names:
             missing = [name for name in names if name not in (info or {})]
@@ -198,10 +190,8 @@ class ActingPolicy:
                     f"{type(self.policy).__name__} asks for {', '.join(missing)} of the infos; "
                     "pass info=, with which the env returned the observation"
                 )
-            given = {name: np.asarray(info[name]) for name in names}
-            inputs["info"] = as_tree(
-                {name: one if is_batch else one[None] for name, one in given.items()}
-            )
+            arrays = {name: np.asarray(info[name]) for name in names}
+            inputs["info"] = _rows(arrays, is_batch=is_batch)
         return inputs
 
     def _given_mask(self, mask: Nested, n: int, *, is_batch: bool) -> torch.Tensor:
@@ -215,18 +205,19 @@ class ActingPolicy:
         for _, leaf in leaves(arrays):
             array = np.asarray(leaf)
             if array.shape[:-1] != lead or array.ndim == 0 or array.dtype.kind not in "biuf":
-                wanted = f"[{n}, A]" if is_batch else "[A]"
+                expected = f"[{n}, A]" if is_batch else "[A]"
                 raise StructureError(
-                    f"action_mask must be {wanted} of True and False, or of numbers, for these "
+                    f"action_mask must be {expected} of True and False, or of numbers, for these "
                     f"observations, got the shape {array.shape} and the dtype {array.dtype}"
                 )
         allowed = as_mask(_rows(arrays, is_batch=is_batch))
         self.policy.codec.check_mask(allowed)
         return allowed
 
-    def _reward(self, given: npt.ArrayLike | None, n: int) -> torch.Tensor:
+    def _reward(self, given: npt.ArrayLike | None, is_first: torch.Tensor) -> torch.Tensor:
+        n = len(is_first)
         if given is None:
-            if not self._is_first.all():
+            if not is_first.all():
                 raise ConfigError(
                     f"{type(self.policy).__name__} asks for the reward of the step before; pass "
                     "prev_reward="
@@ -238,7 +229,7 @@ class ActingPolicy:
                 f"prev_reward must be a finite number for each of the {n} observation(s), got "
                 f"{given!r:.100}"
             )
-        return reward.expand(n).masked_fill(self._is_first, 0.0)
+        return reward.expand(n).masked_fill(is_first, 0.0)
 
     def _batch_of(self, obs: Nested) -> tuple[Value, bool]:
         """Return checked observations as a batch, and whether they were one already.
@@ -363,8 +354,8 @@ def _with_tuples(action: Any) -> Any:
 
 def _described(obs: Nested) -> str:
     try:
-        found = {path: tuple(np.shape(leaf)) for path, leaf in leaves(obs)}
+        shapes = {path: tuple(np.shape(leaf)) for path, leaf in leaves(obs)}
     except ValueError:  # of a list that is not an array
         return f"{obs!r:.100}"
-    shape = found.get("", found)
+    shape = shapes.get("", shapes)
     return f"the shape {shape}" if isinstance(shape, tuple) else f"the shapes {shape}"

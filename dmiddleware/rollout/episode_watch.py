@@ -61,13 +61,13 @@ class EpisodeWatch:
         length = lengths[env_id]
         if length < self._warn_at:
             return
-        found = (
+        problem = (
             f"{self._user} waits for the end of an episode: env {env_id} of the "
             f"{type(self._manager).__name__} has had {length:,} steps in it"
         )
         remedy = "wrap the env in gymnasium.wrappers.TimeLimit, or make_env_manager(..., wrappers="
         remedy += "[partial(TimeLimit, max_episode_steps=1000)]), if it may never end"
         if length >= _LIMIT:
-            raise EnvTimeout(f"{found}, and {_LIMIT:,} is the limit; {remedy}")
-        logger.warning("%s so far; %s. The limit is %s steps", found, remedy, f"{_LIMIT:,}")
+            raise EnvTimeout(f"{problem}, and {_LIMIT:,} is the limit; {remedy}")
+        logger.warning("%s so far; %s. The limit is %s steps", problem, remedy, f"{_LIMIT:,}")
         self._warn_at = min(2 * length, _LIMIT)

@@ -62,7 +62,7 @@ class OpponentPool:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the games, which are those of this process."""
-        return {**vars(self), "_games": weakref.WeakSet()}
+        return vars(self) | {"_games": weakref.WeakSet()}
 
     def add(self, policy: HasModes | CollectMode) -> None:
         """Add the present version of a policy.
@@ -74,8 +74,8 @@ class OpponentPool:
         self._put(self._n_added, mode.state_dict())
         self._n_added += 1
         drawable = self._numbers()
-        kept = self._drawn_elsewhere.union(drawable, *(game.opponents for game in self._games))
-        self._versions = {n: mode for n, mode in self._versions.items() if n in kept}
+        in_use = self._drawn_elsewhere.union(drawable, *(game.opponents for game in self._games))
+        self._versions = {n: mode for n, mode in self._versions.items() if n in in_use}
 
     def follow(self, game: OpponentEnv) -> None:
         """Keep the versions that a game uses until it ends; an env calls it when it is built."""

@@ -141,12 +141,12 @@ class RowStore:
             split: gives the rest of an episode a new id, and returns that id.
         """
         if self._regular:
-            taken = self._pieces[:n_steps]
+            pieces = self._pieces[:n_steps]
             del self._pieces[:n_steps]
-            self._last_id, self._last_done = taken[-1]["episode_id"], taken[-1]["done"]
+            self._last_id, self._last_done = pieces[-1]["episode_id"], pieces[-1]["done"]
             if n_steps == 1:
-                return as_tree({name: _as_one_step(column) for name, column in taken[0].items()})
-            return as_tree({name: stack([piece[name] for piece in taken]) for name in taken[0]})
+                return as_tree({name: _as_one_step(column) for name, column in pieces[0].items()})
+            return as_tree({name: stack([piece[name] for piece in pieces]) for name in pieces[0]})
         rows, env_id = self._joined(with_dropped=True)
         order = np.argsort(env_id, kind="stable")[-len(self) :]  # dropped rows come first
         starts = np.cumsum(self._counts) - self._counts
@@ -253,18 +253,20 @@ class RowStore:
         env_id = np.concatenate(self._env_ids)
         if with_dropped or len(env_id) == len(self):
             return rows, env_id
-        kept = np.flatnonzero(env_id != NO_ENV)
-        index = torch.from_numpy(kept)
-        return {name: _select(column, index) for name, column in rows.items()}, env_id[kept]
+        rows_of_envs = np.flatnonzero(env_id != NO_ENV)
+        index = torch.from_numpy(rows_of_envs)
+        return {name: _select(column, index) for name, column in rows.items()}, env_id[rows_of_envs]
 
     def _keep_others(self, rows: Columns, env_id: IdArray, taken: IdArray) -> None:
         keep = env_id != NO_ENV
         keep[taken.ravel()] = False
-        left = np.flatnonzero(keep)
+        remaining = np.flatnonzero(keep)
         self._forget_rows()
-        if len(left):
-            index = torch.from_numpy(left)
-            self.add({name: _select(column, index) for name, column in rows.items()}, env_id[left])
+        if len(remaining):
+            index = torch.from_numpy(remaining)
+            self.add(
+                {name: _select(column, index) for name, column in rows.items()}, env_id[remaining]
+            )
 
 
 def _join(pieces: Sequence[Columns]) -> Columns:

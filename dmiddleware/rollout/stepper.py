@@ -16,7 +16,7 @@ from dmiddleware.env.batching import NestedArrays
 from dmiddleware.env.timestep import IdArray, StepInfo
 from dmiddleware.errors import ConfigError, EnvProtocolError, PolicyOutputError
 from dmiddleware.policy import CollectMode, EvalMode
-from dmiddleware.rollout.acting_memory import ActingMemory, check_masks, masks_in, sample_allowed
+from dmiddleware.rollout.act_inputs import ActInputs, check_masks, masks_in, sample_allowed
 from dmiddleware.rollout.episode_info import SUCCESS_KEYS, success_of, warn_of_success
 from dmiddleware.tree import Batch, Value, from_numpy, index_rows, leaves, to_numpy
 
@@ -29,7 +29,7 @@ _COUNTER_BITS: Final = 28
 _NO_IDS: Final[IdArray] = np.zeros(0, np.int64)
 _NO_INPUTS: Final[Mapping[str, Value]] = {}
 # Columns that describe the action that the policy drew; a random action makes them wrong.
-_OF_DRAWN_ACTION: Final = ("log_prob", "raw_action")
+_ACTION_OUTPUTS: Final = ("log_prob", "raw_action")
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Stepper:
     ) -> None:
         self._user = user
         self._mode = mode
-        self._memory: ActingMemory | None = None
+        self._memory: ActInputs | None = None
         self._next_id = first_episode_id()
         self._is_checked = False
         self.env_step = 0
@@ -134,7 +134,7 @@ class Stepper:
             manager.launch()
         try:
             self._mode.spec.check_spaces(manager.observation_space, manager.action_space)
-            self._memory = ActingMemory.of(self._mode, manager)
+            self._memory = ActInputs.of(self._mode, manager)
         except BaseException:
             if launches:
                 manager.close()
@@ -305,7 +305,7 @@ class Stepper:
 
     def _with_random_actions(self, output: dict[str, Any], env_id: IdArray) -> dict[str, Any]:
         self.check_random_actions()
-        wrong = [name for name in _OF_DRAWN_ACTION if name in output]
+        wrong = [name for name in _ACTION_OUTPUTS if name in output]
         if wrong:
             raise ConfigError(
                 f"{self._user} cannot replace this policy's actions with random ones, because its "
@@ -387,17 +387,17 @@ def _check_output(output: Mapping[str, object], n_envs: int) -> None:
     Raises:
         PolicyOutputError: with what was returned.
     """
-    wanted = f"a dictionary of tensors [{n_envs}, …], one row per env"
+    expected = f"a dictionary of tensors [{n_envs}, …], one row per env"
     for name, column in output.items():
         if not isinstance(column, torch.Tensor | Batch):
             raise PolicyOutputError(
-                f"the policy's forward returned {name}={_short(column)}; it must return {wanted}"
+                f"the policy's forward returned {name}={_short(column)}; it must return {expected}"
             )
         for path, leaf in leaves(column, name):
             if leaf.dim() == 0 or leaf.shape[0] != n_envs:
                 raise PolicyOutputError(
                     f"the policy's forward returned {path} of shape {tuple(leaf.shape)} for "
-                    f"{n_envs} envs; it must return {wanted}"
+                    f"{n_envs} envs; it must return {expected}"
                 )
 
 

@@ -76,9 +76,9 @@ def record_video(
     with make_env_manager(settings, env_num=1, mode="sync", seed=seed) as envs:
         envs.render()  # refuses an env without images
         video = evaluate_episodes(policy, envs, 1, max_frames=max_frames).get_video()[0]
-    made = make_env(settings)
-    fps = _fps_of(made)
-    made.close()
+    recorded = make_env(settings)
+    fps = _fps_of(recorded)
+    recorded.close()
     write_video(path, list(video.transpose(0, 2, 3, 1)), fps=fps)
 
 

@@ -97,10 +97,10 @@ def compare_command(
     from rich.console import Console
 
     with _refusing():
-        found = compare(*sides, metric=metric, at=at, reach=reach, reference=reference)
-        Console().print(found)
+        comparison = compare(*sides, metric=metric, at=at, reach=reach, reference=reference)
+        Console().print(comparison)
         if output is not None:
-            found.draw(output)
+            comparison.draw(output)
             click.echo(f"wrote {output}")
 
 

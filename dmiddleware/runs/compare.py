@@ -121,14 +121,14 @@ class Difference:
         sides = f"{self.side} and {self.than}"
         if math.isinf(self.detectable):
             return f"{sides}: a single run on a side can show no difference; run at least 3 on each"
-        seen = short(abs(self.value.value))
+        difference = short(abs(self.value.value))
         can_show = f"these runs can show a difference of {short(self.detectable)} or more"
         if self.n_needed is None:
             return f"{sides}: {can_show}; their means are equal"
         luck = "more than luck explains" if self.is_visible else "which may be luck"
         return (
-            f"{sides}: {can_show}; they differ by {seen}, {luck}, and {_about(self.n_needed)} on "
-            "each side would show that"
+            f"{sides}: {can_show}; they differ by {difference}, {luck}, and "
+            f"{_about(self.n_needed)} on each side would show that"
         )
 
 
@@ -206,7 +206,7 @@ class Comparison:
             yield (
                 "Probability that a run of one side scores higher",
                 ["side", "than", "probability"],
-                [[*sides, str(found)] for sides, found in self.improvement.items()],
+                [[*sides, str(interval)] for sides, interval in self.improvement.items()],
             )
         yield from self._reach_tables()
         if self.settings:
@@ -214,7 +214,7 @@ class Comparison:
                 "Settings that differ",
                 ["setting", *self.sides],
                 [
-                    [name, *(", ".join(map(str, one)) for one in values)]
+                    [name, *(", ".join(map(str, column)) for column in values)]
                     for name, values in self.settings.items()
                 ],
             )
@@ -246,7 +246,7 @@ class Comparison:
             yield (
                 f"Probability that a run of one side reaches {short(self.reach)} sooner",
                 ["side", "than", "probability"],
-                [[*sides, str(found)] for sides, found in sooner.items()],
+                [[*sides, str(interval)] for sides, interval in sooner.items()],
             )
 
     @property
@@ -349,19 +349,19 @@ def compare(
         RunFolderError: if there is no run, none of a side has such a metric, or one has no
             evaluation until ``at``.
     """
-    named: dict[str, list[RunRecord]] = {}
+    by_side: dict[str, list[RunRecord]] = {}
     warnings = []
     for side in sides:
         name, is_named, pattern = side.partition("=")
         if not is_named or Path(side).exists():
             name = pattern = side
-        if name in named:
+        if name in by_side:
             raise ConfigError(f"two sides have the name {name}; write NAME={pattern}")
-        named[name], left_out = search_runs(pattern, metric)
+        by_side[name], left_out = search_runs(pattern, metric)
         warnings += [f"left out {text}" for text in left_out]
-    if not named:
+    if not by_side:
         raise ConfigError("name the runs to compare, such as runs/a runs/b")
-    comparison = compare_runs(named, metric=metric, at=at, reach=reach, reference=reference)
+    comparison = compare_runs(by_side, metric=metric, at=at, reach=reach, reference=reference)
     return dataclasses.replace(comparison, warnings=[*warnings, *comparison.warnings])
 
 
@@ -529,14 +529,14 @@ def _about(n_runs: int) -> str:
 def _improvements(
     sides: Mapping[str, Sequence[RunRecord]], tasks: Sequence[str]
 ) -> dict[tuple[str, str], Estimate]:
-    found = {}
+    improvements = {}
     for first, second in itertools.combinations(sides, 2):
         pairs = [(_scores(sides[first], task), _scores(sides[second], task)) for task in tasks]
         common = [pair for pair in pairs if all(pair)]
         if common:
             mine, theirs = zip(*common, strict=True)
-            found[first, second] = probability_of_improvement(mine, theirs)
-    return found
+            improvements[first, second] = probability_of_improvement(mine, theirs)
+    return improvements
 
 
 def _scores(runs: Sequence[RunRecord], task: str) -> list[float]:

@@ -132,8 +132,8 @@ def _draw_curve(plot: Any, side: str, runs: Sequence[RunRecord], *, color: str) 
     first = min(max(int(run.at[0]) for run in runs), last)
     at = np.unique(np.linspace(first, last, _POINTS).round().astype(np.int64))
     values = np.stack([np.interp(at, run.at, run.values) for run in runs])
-    found = [interval_of(interquartile_mean, [one], n_resamples=500) for one in values.T]
-    middle, low, high = np.array(found).T
+    intervals = [interval_of(interquartile_mean, [scores], n_resamples=500) for scores in values.T]
+    middle, low, high = np.array(intervals).T
     label = f"{printable(side)} ({len(runs)} run{'s' if len(runs) > 1 else ''})"
     plot.plot(at, middle, color=color, label=label)
     if np.isfinite(low).all():

@@ -20,7 +20,13 @@ from torch.utils import _pytree as pytree
 from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import HasModes, Policy
-from dmiddleware.policy.acting import STATE, first_inputs, info_names, probe_inputs
+from dmiddleware.policy.acting import (
+    STATE,
+    first_inputs,
+    info_names,
+    previous_action_codec,
+    probe_inputs,
+)
 from dmiddleware.runs.saved_policy import load_into, saved_policy
 from dmiddleware.tree import from_numpy, leaves, to_dict
 
@@ -149,7 +155,7 @@ class _Exporter:
         traced = self._arguments(_TRACED_ROWS)
         acted = self._policy_outputs(traced)  # before tracing, which would fill caches with fakes
         program = self._program(traced)
-        inputs, outputs = (tuple(map(_port, _named(one))) for one in (traced, acted))
+        inputs, outputs = (tuple(map(_port, _named(tree))) for tree in (traced, acted))
         output.parent.mkdir(parents=True, exist_ok=True)
         beside = output.with_name(f".{output.stem}.tmp{output.suffix}")
         try:
@@ -193,8 +199,9 @@ class _Exporter:
         drawn = to_dict(from_numpy(gym.vector.utils.concatenate(space, items, batch)))
         obs = pytree.tree_map(_moderate, drawn)
         policy = self._policy
-        given = first_inputs(policy.act_inputs, policy.initial_state, self._action_space, n)
-        arguments = {"obs": obs, **{name: to_dict(one) for name, one in given.items()}}
+        codec = previous_action_codec(policy.act_inputs, self._action_space)
+        first = first_inputs(policy.act_inputs, policy.initial_state, codec, n)
+        arguments = {"obs": obs, **{name: to_dict(column) for name, column in first.items()}}
         if self._mask is not None:
             mask = self._mask.repeat(n, 1)
             mask[:, 0] = False
@@ -207,8 +214,8 @@ class _Exporter:
 
     def _policy_outputs(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the policy itself answers."""
-        given = pytree.tree_map(torch.clone, dict(arguments))
-        inputs = {name: from_numpy(one) for name, one in given.items()}
+        copied = pytree.tree_map(torch.clone, dict(arguments))
+        inputs = {name: from_numpy(value) for name, value in copied.items()}
         return _outputs(self._policy.eval_mode.forward(inputs.pop("obs"), **inputs))
 
     def _try(
@@ -222,13 +229,13 @@ class _Exporter:
         run = _onnx_runner(path, outputs) if format == "onnx" else _torch_runner(path)
         for n in _TRIED_ROWS:
             arguments = self._arguments(n)
-            wanted = dict(_named(self._policy_outputs(arguments)))
-            found = run(dict(arguments))
-            for name, value in wanted.items():
-                if not np.allclose(found[name], value, rtol=_TOLERANCE, atol=_TOLERANCE):
+            expected = dict(_named(self._policy_outputs(arguments)))
+            actual = run(dict(arguments))
+            for name, value in expected.items():
+                if not np.allclose(actual[name], value, rtol=_TOLERANCE, atol=_TOLERANCE):
                     raise ConfigError(
                         f"the exported policy gives another {name} than the policy itself: "
-                        f"{found[name]!s:.100} for {value!s:.100}; nothing was written. Please "
+                        f"{actual[name]!s:.100} for {value!s:.100}; nothing was written. Please "
                         "report it with the name of the algorithm"
                     )
 
@@ -264,25 +271,25 @@ class _Acting(nn.Module):
             "prev_reward": prev_reward,
             "action_mask": action_mask,
         }
-        inputs = {name: one for name, one in optional.items() if one is not None}
+        inputs = {name: value for name, value in optional.items() if value is not None}
         n_rows = pytree.tree_leaves(obs)[0].shape[0]
         env_id: Any = torch.arange(n_rows)
         return _outputs(policy.act_eval(policy.obs_norm(obs), env_id, **inputs))
 
 
 def _outputs(acted: Mapping[str, Any]) -> dict[str, Any]:
-    named = {"action": to_dict(acted["action"])}
-    return named | ({"next_state": to_dict(acted[STATE])} if STATE in acted else {})
+    outputs = {"action": to_dict(acted["action"])}
+    return outputs | ({"next_state": to_dict(acted[STATE])} if STATE in acted else {})
 
 
 def _named(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of nested dictionaries with their dotted names, in the order of pytree."""
     if isinstance(tree, Mapping):
-        for name, one in tree.items():
-            yield from _named(one, f"{path}.{name}" if path else str(name))
+        for name, branch in tree.items():
+            yield from _named(branch, f"{path}.{name}" if path else str(name))
     elif isinstance(tree, tuple):
-        for at, one in enumerate(tree):
-            yield from _named(one, f"{path}.{at}")
+        for at, branch in enumerate(tree):
+            yield from _named(branch, f"{path}.{at}")
     else:
         yield path, tree
 
@@ -308,40 +315,40 @@ def _write_onnx(
     program: Any, path: Path, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
 ) -> None:
     with _quiet("torch.onnx", "onnxscript", "onnx_ir"):
-        made = torch.onnx.export(
+        onnx = torch.onnx.export(
             program,
-            input_names=[one.name for one in inputs],
-            output_names=[one.name for one in outputs],
+            input_names=[port.name for port in inputs],
+            output_names=[port.name for port in outputs],
             dynamo=True,
             verbose=False,
         )
-        assert made is not None
-        made.save(str(path), external_data=False)
+        assert onnx is not None
+        onnx.save(str(path), external_data=False)
 
 
 @contextmanager
 def _quiet(*names: str) -> Iterator[None]:
     """Leave out what concerns only the authors of the exporter."""
     loggers = [logging.getLogger(name) for name in names]
-    levels = [one.level for one in loggers]
-    for one in loggers:
-        one.setLevel(logging.ERROR)
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for one, level in zip(loggers, levels, strict=True):
-            one.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _onnx_runner(path: Path, outputs: tuple[Port, ...]) -> Any:
     session = _import_onnx().InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
 
     def run(arguments: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        given = {name: one.numpy() for name, one in _named(arguments)}
-        found = session.run([one.name for one in outputs], given)
-        return {one.name: value for one, value in zip(outputs, found, strict=True)}
+        feed = {name: port.numpy() for name, port in _named(arguments)}
+        values = session.run([port.name for port in outputs], feed)
+        return {port.name: value for port, value in zip(outputs, values, strict=True)}
 
     return run
 
@@ -351,7 +358,7 @@ def _torch_runner(path: Path) -> Any:
         acting = torch.export.load(file).module()
 
     def run(arguments: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        found = acting(**pytree.tree_map(torch.clone, dict(arguments)))
-        return {name: one.detach().numpy() for name, one in _named(found)}
+        outputs = acting(**pytree.tree_map(torch.clone, dict(arguments)))
+        return {name: tensor.detach().numpy() for name, tensor in _named(outputs)}
 
     return run

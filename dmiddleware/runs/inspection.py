@@ -101,8 +101,8 @@ def _count(value: Any) -> str:
 
 
 def _figure(value: Any) -> str:
-    known = isinstance(value, int | float) and math.isfinite(value)
-    return f"mean return {value:,.1f}" if known else ""
+    is_finite = isinstance(value, int | float) and math.isfinite(value)
+    return f"mean return {value:,.1f}" if is_finite else ""
 
 
 def _rows(value: Any, name: str = "", folded: str = "") -> Iterator[tuple[str, str, Any]]:
@@ -112,12 +112,12 @@ def _rows(value: Any, name: str = "", folded: str = "") -> Iterator[tuple[str, s
         Its path, its path with ``*`` for the indexes of long lists, and the value.
     """
     if isinstance(value, Batch | Mapping) and value:
-        for key, one in items_of(value):
-            yield from _rows(one, _joined(name, key), _joined(folded, key))
+        for key, item in items_of(value):
+            yield from _rows(item, _joined(name, key), _joined(folded, key))
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes) and _is_long(value):
-        for index, one in enumerate(value):
+        for index, item in enumerate(value):
             shown = index if len(value) <= _FEW else "*"
-            yield from _rows(one, _joined(name, index), _joined(folded, shown))
+            yield from _rows(item, _joined(name, index), _joined(folded, shown))
     else:
         yield name, folded, value
 
@@ -148,7 +148,7 @@ def _folded(rows: Iterable[tuple[str, str, Any]]) -> Iterator[tuple[str, str, st
 
 def _is_long(value: Sequence[Any]) -> bool:
     """Return whether a sequence holds more than a few plain values, which fit into one line."""
-    return any(isinstance(one, torch.Tensor | np.ndarray | Batch | Mapping) for one in value)
+    return any(isinstance(item, torch.Tensor | np.ndarray | Batch | Mapping) for item in value)
 
 
 def _shown(value: Any) -> tuple[str, str]:
@@ -163,4 +163,4 @@ def _numel(value: torch.Tensor | np.ndarray[Any, Any]) -> int:
 
 
 def _n_bytes(arrays: Iterable[torch.Tensor | np.ndarray[Any, Any]]) -> int:
-    return sum(one.nbytes for one in arrays)
+    return sum(array.nbytes for array in arrays)

@@ -89,7 +89,7 @@ def _lines(
     yield from (f"# {title}", "")
     yield "A policy that [dmiddleware](https://dmiddleware.readthedocs.io) trained with"
     where = f"in the environment `{env}`" if env else "in an environment without an id"
-    wrapped = ", ".join(f"`{one}`" for one in record.get("wrappers") or ())
+    wrapped = ", ".join(f"`{port}`" for port in record.get("wrappers") or ())
     yield f"{algorithm} {where}{f', wrapped in {wrapped}' if wrapped else ''}."
     yield from ("", "## Use", "")
     yield _USE[exported.format].format(file=exported.path.name, call=_call(exported))
@@ -97,12 +97,12 @@ def _lines(
     yield from _table(
         ("", "name", "shape", "dtype"),
         [
-            (kind, f"`{one.name}`", str(["batch", *one.shape]).replace("'", ""), one.dtype)
+            (kind, f"`{port.name}`", str(["batch", *port.shape]).replace("'", ""), port.dtype)
             for kind, ports in (("input", exported.inputs), ("output", exported.outputs))
-            for one in ports
+            for port in ports
         ],
     )
-    if any(one.name.startswith("next_state") for one in exported.outputs):
+    if any(port.name.startswith("next_state") for port in exported.outputs):
         yield from (
             "",
             "The policy has a memory: pass `next_state` as `state` in the next step. At the start "
@@ -166,10 +166,10 @@ def _results(result: Mapping[str, float]) -> Iterator[str]:
 def _result_of(run: Path) -> dict[str, float]:
     """Return the numbers of a run's result; a file that is cut or damaged may lack some."""
     try:
-        found = json.loads((run / "result.json").read_text(encoding="utf-8"))
+        result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    values = found.items() if isinstance(found, dict) else ()
+    values = result.items() if isinstance(result, dict) else ()
     return {name: value for name, value in values if isinstance(value, (int, float))}
 
 
@@ -183,12 +183,12 @@ def _commit(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _call(exported: ExportedPolicy) -> str:
     """Return the lines that get actions from the file, as code."""
-    names = [one.name for one in exported.inputs]
+    names = [port.name for port in exported.inputs]
     if exported.format == "torch":
         roots = dict.fromkeys(name.partition(".")[0] for name in names)
         return f'action = policy({", ".join(f"{name}={name}" for name in roots)})["action"]'
     inputs = ", ".join(f"{json.dumps(name)}: {_NO_NAME.sub('_', name)}" for name in names)
-    if any(one.name == "action" for one in exported.outputs):
+    if any(port.name == "action" for port in exported.outputs):
         return f"(action, *_) = session.run(None, {{{inputs}}})"
     assert exported.policy.spaces is not None
     return (
@@ -202,12 +202,12 @@ def _parts(space: gym.Space[Any], path: str) -> str:
     """Return the action as the env takes it, from the outputs, as code."""
     if isinstance(space, gym.spaces.Dict):
         items = (
-            f"{json.dumps(name)}: {_parts(one, f'{path}.{name}')}"
-            for name, one in space.spaces.items()
+            f"{json.dumps(name)}: {_parts(part, f'{path}.{name}')}"
+            for name, part in space.spaces.items()
         )
         return f"{{{', '.join(items)}}}"
     if isinstance(space, gym.spaces.Tuple):
-        items = (f"{_parts(one, f'{path}.{at}')}," for at, one in enumerate(space.spaces))
+        items = (f"{_parts(part, f'{path}.{at}')}," for at, part in enumerate(space.spaces))
         return f"({' '.join(items)})"
     return f"outputs[{json.dumps(path)}]"
 

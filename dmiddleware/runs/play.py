@@ -98,9 +98,9 @@ def made_by(function: str, path: Path) -> HasModes:
             f"{function} must name a function that builds the policy, module:function ({error})"
         ) from error
     saved: Any = settings_of(run_of(path)).get("arguments") or {}
-    known = inspect.signature(make).parameters
-    given = {one: value for one, value in saved.items() if one in known}
-    made: HasModes = make(**arguments_with(make, given, at=f"{run_of(path)}/config.yaml"))
+    parameters = inspect.signature(make).parameters
+    arguments = {option: value for option, value in saved.items() if option in parameters}
+    made: HasModes = make(**arguments_with(make, arguments, at=f"{run_of(path)}/config.yaml"))
     return made
 
 

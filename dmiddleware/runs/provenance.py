@@ -17,13 +17,13 @@ _GIT_S: Final = 5.0
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that shape a run."""
-    found = {"python": platform.python_version()}
+    by_name = {"python": platform.python_version()}
     for name in _LIBRARIES:
         try:
-            found[name] = version(name)
+            by_name[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return by_name
 
 
 @functools.cache

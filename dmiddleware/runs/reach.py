@@ -83,7 +83,7 @@ def reaching_sooner(reaches: Sequence[Reach]) -> dict[tuple[str, str], Estimate]
 
     It is the mean over the tasks that both have; two runs that never reach it are a tie.
     """
-    found = {}
+    intervals = {}
     sides = list(dict.fromkeys(reach.side for reach in reaches))
     ranked = {(reach.task, reach.side): _finite(reach.steps) for reach in reaches}
     tasks = list(dict.fromkeys(reach.task for reach in reaches))
@@ -94,13 +94,13 @@ def reaching_sooner(reaches: Sequence[Reach]) -> dict[tuple[str, str], Estimate]
             if (task, first) in ranked and (task, second) in ranked
         ]
         if pairs:
-            found[first, second] = probability_of_improvement(*zip(*pairs, strict=True))
-    return found
+            intervals[first, second] = probability_of_improvement(*zip(*pairs, strict=True))
+    return intervals
 
 
 def steps_text(steps: Estimate) -> str:
     """Return steps as text, where infinity is "never"."""
-    value, low, high = ("never" if math.isinf(one) else short(one) for one in steps)
+    value, low, high = ("never" if math.isinf(number) else short(number) for number in steps)
     has_spread = not math.isnan(steps.low) and not math.isinf(steps.low)
     return f"{value} [{low}, {high}]" if has_spread else value
 

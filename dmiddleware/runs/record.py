@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 EVALUATION: Final = "eval/return_mean"
 """The metric with the mean return of an evaluation."""
 
-_NOT_COMPARED: Final = ("program", "arguments", "launch", "versions", "git")
+_IGNORED_SETTINGS: Final = ("program", "arguments", "launch", "versions", "git")
 PROCESSES: Final = ("launch.roles", "launch.parallel_workers")
 """The settings that say which processes a run has."""
 COUNTERS: Final = {"env_step": "env steps", "train_iter": "updates"}
@@ -80,23 +80,23 @@ class RunRecord:
         """
         path = Path(path)
         rows, skipped = read_rows(path / METRICS_FILE)
-        axis, found = _with_values(path, rows, metric, skipped)
-        kept: list[MetricsRow] = []
-        for row in found:
+        axis, evaluations = _with_values(path, rows, metric, skipped)
+        latest: list[MetricsRow] = []
+        for row in evaluations:
             # Where a counter goes back, a run began again in the folder of one that was killed.
-            while kept and kept[-1][axis] > row[axis]:
-                kept.pop()
-            kept.append(row)
-        if len(kept) < len(found):
-            back = f"{path}: left out {len(found) - len(kept)} evaluations of an earlier attempt"
+            while latest and latest[-1][axis] > row[axis]:
+                latest.pop()
+            latest.append(row)
+        if n_left_out := len(evaluations) - len(latest):
+            back = f"{path}: left out {n_left_out} evaluations of an earlier attempt"
             skipped = "; ".join(filter(None, [skipped, back]))
         return cls(
             path=path,
             settings=settings_of(path),
             rows=rows,
             axis=axis,
-            at=np.array([row[axis] for row in kept], np.int64),
-            values=np.array([row[metric] for row in kept], np.float64),
+            at=np.array([row[axis] for row in latest], np.int64),
+            values=np.array([row[metric] for row in latest], np.float64),
             skipped=skipped,
         )
 
@@ -162,10 +162,12 @@ def search_runs(pattern: str, metric: str) -> tuple[list[RunRecord], list[str]]:
     folder = Path(pattern)
     root = Path(folder.anchor)
     folders = [folder] if folder.is_dir() else root.glob(str(folder.relative_to(root)))
-    files = sorted({file for one in folders for file in one.rglob(METRICS_FILE)})
+    files = sorted({file for path in folders for file in path.rglob(METRICS_FILE)})
     if not files:
-        near = nearest(folder.name, [one.name for one in folder.parent.glob("*") if one.is_dir()])
-        hint = f"did you mean {' or '.join(str(folder.parent / one) for one in near)}? " * bool(
+        near = nearest(
+            folder.name, [path.name for path in folder.parent.glob("*") if path.is_dir()]
+        )
+        hint = f"did you mean {' or '.join(str(folder.parent / path) for path in near)}? " * bool(
             near
         )
         raise RunFolderError(
@@ -191,14 +193,14 @@ def _with_values(
     path: Path, rows: Sequence[MetricsRow], metric: str, skipped: str
 ) -> tuple[str, list[MetricsRow]]:
     """Return the counter over which a metric is given, and the rows that have both."""
-    found = [row for row in rows if row.get(metric) is not None]
-    if not found:
+    with_value = [row for row in rows if row.get(metric) is not None]
+    if not with_value:
         names = {name for row in rows for name, value in row.items() if value is not None}
         raise _NoValues(
             f"{path} has {no_values_of(metric, names)}" + (f" ({skipped})" if skipped else "")
         )
     for axis in COUNTERS:
-        if counted := [row for row in found if row.get(axis) is not None]:
+        if counted := [row for row in with_value if row.get(axis) is not None]:
             return axis, counted
     raise _NoValues(f"{path}: no row with {metric} has {' or '.join(COUNTERS)}")
 
@@ -226,27 +228,27 @@ def differing_settings(sides: Sequence[Sequence[RunRecord]]) -> dict[str, list[l
     """
     flat = [[dict(flat_settings(run.settings)) for run in side] for side in sides]
     names = dict.fromkeys(name for side in flat for run in side for name in run)
-    found = {}
+    differing = {}
     for name in names:
         if name.rpartition(".")[2] == "seed" or not is_compared(name):
             continue
         values = [_different(run.get(name) for run in side) for side in flat]
-        if len(_different(one for side in values for one in side)) > 1:
-            found[name] = values
-    return found
+        if len(_different(value for side in values for value in side)) > 1:
+            differing[name] = values
+    return differing
 
 
 def is_compared(name: str) -> bool:
     """Return whether a setting, by its dotted name, shapes a run, so that a difference matters."""
-    return name in PROCESSES or name.partition(".")[0] not in _NOT_COMPARED
+    return name in PROCESSES or name.partition(".")[0] not in _IGNORED_SETTINGS
 
 
 def _different(values: Iterator[Any]) -> list[Any]:
-    found: list[Any] = []
+    distinct: list[Any] = []
     for value in values:
-        if value not in found:
-            found.append(value)
-    return found
+        if value not in distinct:
+            distinct.append(value)
+    return distinct
 
 
 def flat_settings(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -257,7 +259,7 @@ def flat_settings(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(settings, Mapping):
         for name, value in settings.items():
             yield from flat_settings(value, f"{path}.{name}" if path else str(name))
-    elif isinstance(settings, list) and any(isinstance(one, Mapping) for one in settings):
+    elif isinstance(settings, list) and any(isinstance(item, Mapping) for item in settings):
         for number, value in enumerate(settings, 1):
             yield from flat_settings(value, f"{path}.{number}")
     elif settings != []:

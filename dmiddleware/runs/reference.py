@@ -44,21 +44,21 @@ def reference_scores(
                 f"{unknown_name(task, map(str, scores))}; {_FORM}"
             )
         try:
-            zero, one = map(float, () if isinstance(scores[task], str) else scores[task])
+            zero, full = map(float, () if isinstance(scores[task], str) else scores[task])
         except (TypeError, ValueError):
             raise ConfigError(f"{name}: {task} has {scores[task]!r}; {_FORM}") from None
-        if not (math.isfinite(zero) and math.isfinite(one)) or zero == one:
+        if not (math.isfinite(zero) and math.isfinite(full)) or zero == full:
             raise ConfigError(
                 f"{name}: {task} has {scores[task]!r}, which must be two different finite numbers"
             )
-        chosen[task] = (zero, one)
+        chosen[task] = (zero, full)
     return chosen
 
 
 def normalized(score: float, scores: tuple[float, float]) -> float:
     """Return a score on the scale on which the reference scores are 0 and 1."""
-    zero, one = scores
-    return (score - zero) / (one - zero)
+    zero, full = scores
+    return (score - zero) / (full - zero)
 
 
 def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -75,9 +75,9 @@ def write_report(
         RunFolderError: as for :func:`~dmiddleware.runs.compare.compare`.
         OSError: if the file cannot be written.
     """
-    found = compare(*sides, metric=metric, at=at, reach=reach, reference=reference)
-    title = ", ".join(found.sides)
-    body = "\n".join(_sections(found))
+    comparison = compare(*sides, metric=metric, at=at, reach=reach, reference=reference)
+    title = ", ".join(comparison.sides)
+    body = "\n".join(_sections(comparison))
     Path(path).write_text(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n'
@@ -86,7 +86,7 @@ def write_report(
         encoding="utf-8",
         errors="backslashreplace",
     )
-    return found
+    return comparison
 
 
 def _sections(found: Comparison) -> Iterator[str]:
@@ -105,7 +105,9 @@ def _sections(found: Comparison) -> Iterator[str]:
         group, slash, _ = name.partition("/")
         if slash and not name.startswith(_TIMES):
             groups[group].add(name)
-    for group in sorted(groups, key=lambda one: ([*_GROUPS, one].index(one), one)):
+    for group in sorted(
+        groups, key=lambda group_name: ([*_GROUPS, group_name].index(group_name), group_name)
+    ):
         yield f"<h2>{_text(_GROUPS.get(group, group))}</h2>"
         yield _figure(draw_metrics(runs, sorted(groups[group])), f"{group}/…")
     yield "<h2>Where the time goes</h2>"
@@ -170,13 +172,13 @@ def _times(runs: Mapping[str, Sequence[RunRecord]]) -> str:
             "<p>Add <code>task.use_wrapper(StepTimer(log=True))</code> to the program to see the "
             "seconds of each middleware.</p>"
         )
-    found = [[*key, f"{1e3 * np.mean(values):.3g} ms"] for key, values in means.items()]
-    return skipped + _table(["side", "process", "middleware", "mean of a step"], found)
+    lines = [[*key, f"{1e3 * np.mean(values):.3g} ms"] for key, values in means.items()]
+    return skipped + _table(["side", "process", "middleware", "mean of a step"], lines)
 
 
 def _videos(runs: Iterable[RunRecord]) -> Iterator[str]:
     for run in runs:
-        for file in sorted(one for one in run.path.glob("videos/*") if one.suffix in _VIDEOS):
+        for file in sorted(path for path in run.path.glob("videos/*") if path.suffix in _VIDEOS):
             if file.stat().st_size > _LARGEST_VIDEO:
                 yield f"<p>{_text(file)} is larger than 8 MiB, and is left out.</p>"
                 continue
@@ -201,7 +203,7 @@ def _figure(figure: Any, caption: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = ["<tr>" + "".join(f"<th>{_text(one)}</th>" for one in head) + "</tr>"]
+    lines = ["<tr>" + "".join(f"<th>{_text(cell)}</th>" for cell in head) + "</tr>"]
     for row in rows:
         texts = map(_text, row)
         cells = (f"<td{_NUMBER if is_number(text) else ''}>{text}</td>" for text in texts)

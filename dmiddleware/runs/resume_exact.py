@@ -71,11 +71,11 @@ def assert_resume_exact(
 
         expected = end(n_step)
         unseeded = _differences(expected, end(n_step))
-        for name, (one, other) in unseeded.items():
+        for name, (first, second) in unseeded.items():
             # A space of an env may have a generator that nothing draws from.
-            assert _GENERATOR in str(one) and _GENERATOR in str(other), (
-                f"two runs that were never stopped differ in {name}: {one!s:.200} and "
-                f"{other!s:.200}; seed everything random in main"
+            assert _GENERATOR in str(first) and _GENERATOR in str(second), (
+                f"two runs that were never stopped differ in {name}: {first!s:.200} and "
+                f"{second!s:.200}; seed everything random in main"
             )
         for stop in sorted(stops):
             for name, (before, after) in _differences(expected, end(stop, n_step - stop)).items():
@@ -123,23 +123,24 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, 
 def _values(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield each value of nested containers with its dotted path."""
     if isinstance(value, Batch | Mapping) and value:
-        for key, one in items_of(value):
-            yield from _values(one, f"{name}.{key}" if name else str(key))
+        for key, item in items_of(value):
+            yield from _values(item, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list | tuple) and any(
-        isinstance(one, torch.Tensor | np.ndarray | Batch | Mapping | list | tuple) for one in value
+        isinstance(item, torch.Tensor | np.ndarray | Batch | Mapping | list | tuple)
+        for item in value
     ):
-        for index, one in enumerate(value):
-            yield from _values(one, f"{name}.{index}")
+        for index, item in enumerate(value):
+            yield from _values(item, f"{name}.{index}")
     else:
         yield name, value
 
 
-def _is_equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
+def _is_equal(first: Any, second: Any) -> bool:
+    if type(first) is not type(second):
         return False
-    if isinstance(one, torch.Tensor):
-        one, other = one.cpu().numpy(), other.cpu().numpy()
-    if isinstance(one, np.ndarray):
-        same_form = one.shape == other.shape and one.dtype == other.dtype
-        return bool(same_form and one.tobytes() == other.tobytes())
-    return bool(one == other or (one != one and other != other))
+    if isinstance(first, torch.Tensor):
+        first, second = first.cpu().numpy(), second.cpu().numpy()
+    if isinstance(first, np.ndarray):
+        same_form = first.shape == second.shape and first.dtype == second.dtype
+        return bool(same_form and first.tobytes() == second.tobytes())
+    return bool(first == second or (first != first and second != second))

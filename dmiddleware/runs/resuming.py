@@ -88,10 +88,10 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     old, new = (
         {
             name: value
-            for name, value in flat_settings(read_yaml(yaml_text(plain_values(one))))
+            for name, value in flat_settings(read_yaml(yaml_text(plain_values(settings))))
             if is_compared(name) and not _is_derived_seed(name)
         }
-        for one in (before, now)
+        for settings in (before, now)
     )
     return [
         f"{name}: {old.get(name)} -> {new.get(name)}"
@@ -145,7 +145,7 @@ def resume_words(run: Path, options: Sequence[str], arguments: Sequence[str]) ->
 def _advice(settings: Mapping[str, Any]) -> str:
     """Return what to do about a run without a snapshot, given what its config.yaml holds."""
     chain = settings.get("chain")
-    if any("SnapshotSaver" in one for one in chain or () if isinstance(one, Mapping)):
+    if any("SnapshotSaver" in entry for entry in chain or () if isinstance(entry, Mapping)):
         return "it ended before its SnapshotSaver had saved the first one; start it again"
     return "put SnapshotSaver into the chain, and call snapshots.resume(task) before task.run()"
 

@@ -81,8 +81,8 @@ def last_tenth(values: npt.ArrayLike) -> float:
     Args:
         values: ``[N]``, at least one; the tenth is rounded up to whole values.
     """
-    found = np.asarray(values, np.float64)
-    return float(found[-max(1, -(-len(found) // 10)) :].mean())
+    scores = np.asarray(values, np.float64)
+    return float(scores[-max(1, -(-len(scores) // 10)) :].mean())
 
 
 def is_number(text: str) -> bool:
@@ -143,7 +143,7 @@ def interval_of(
             again[at] = task
         return statistic(again)
 
-    found: Any = bootstrap(
+    interval: Any = bootstrap(
         [tasks[at] for at in spread],
         resampled,
         vectorized=True,
@@ -154,7 +154,7 @@ def interval_of(
         rng=np.random.default_rng(seed),
     )
     return Estimate(
-        value, float(found.confidence_interval.low), float(found.confidence_interval.high)
+        value, float(interval.confidence_interval.low), float(interval.confidence_interval.high)
     )
 
 

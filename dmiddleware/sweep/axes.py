@@ -99,26 +99,30 @@ def read_axes(texts: Iterable[str], options: Mapping[str, bool]) -> list[Axis]:
 
 def _resolved(name: str, options: Iterable[str]) -> str:
     """Return the full name of an option."""
-    known = list(options)
-    wanted = name.strip().lstrip("-").replace("-", "_")
-    if wanted in known:
-        return wanted
-    found = [one for one in known if one.endswith(f".{wanted}")]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"--set {name}: name one of {', '.join(found)}")
-    near = known if "." in wanted else {*known, *(one.rpartition(".")[2] for one in known)}
-    raise ConfigError(f"--set {name}: unknown option; {unknown_name(wanted, near)}")
+    options_of_program = list(options)
+    wanted_name = name.strip().lstrip("-").replace("-", "_")
+    if wanted_name in options_of_program:
+        return wanted_name
+    matches = [option for option in options_of_program if option.endswith(f".{wanted_name}")]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ConfigError(f"--set {name}: name one of {', '.join(matches)}")
+    near = (
+        options_of_program
+        if "." in wanted_name
+        else {*options_of_program, *(option.rpartition(".")[2] for option in options_of_program)}
+    )
+    raise ConfigError(f"--set {name}: unknown option; {unknown_name(wanted_name, near)}")
 
 
 def _read_values(text: str, values: str) -> Choices | Span:
-    if found := _INTEGERS.fullmatch(values):
-        low, end = int(found[1]), int(found[2])
+    if match := _INTEGERS.fullmatch(values):
+        low, end = int(match[1]), int(match[2])
         if low >= end:
             raise ConfigError(f"--set {text}: the range is empty, because its end does not count")
         return Choices(tuple(map(str, range(low, end))), low)
-    if (found := _SPAN.fullmatch(values)) and (span := _span(found[2], found[3], found[1])):
+    if (match := _SPAN.fullmatch(values)) and (span := _span(match[2], match[3], match[1])):
         if not span.low < span.high or (span.scale == "log" and span.low <= 0):
             raise ConfigError(f"--set {text}: write LOW:HIGH, or log:LOW:HIGH with 0 < LOW")
         return span

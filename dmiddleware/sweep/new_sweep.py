@@ -93,16 +93,16 @@ def make_sweep(order: SweepOrder, folder: Path) -> SweepPlan:
 def free_folder(order: SweepOrder) -> Path:
     """Return a folder in ``sweeps/`` that does not exist, named after what the sweep runs."""
     module = order.program.rpartition(".")[0].rpartition(".")[2]
-    wanted = _ROOT / (order.name or module or order.program)
-    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
-    return next(path for path in itertools.chain([wanted], numbered) if not path.exists())
+    folder = _ROOT / (order.name or module or order.program)
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([folder], numbered) if not path.exists())
 
 
 def _launch_options(order: SweepOrder) -> LaunchOptions:
     """Return the options of ``ditask`` for a run, checked."""
     words = ["--main", order.program, "--package", str(order.package), *order.options]
-    given = ditask.make_context("ditask", words).params
-    texts = {name: value for name, value in given.items() if value is not None}
+    parameters = ditask.make_context("ditask", words).params
+    texts = {name: value for name, value in parameters.items() if value is not None}
     arguments = texts.pop("arguments", ())
     return LaunchOptions.from_texts(texts, arguments)
 
@@ -128,11 +128,11 @@ def _word_lists(axes: Sequence[Axis], choosing: Collection[str]) -> list[list[st
         for axis in axes
         if axis.option in choosing
     ]
-    found = {}
+    distinct = {}
     for chosen in itertools.product(*choices):
         base = firsts | dict(chosen)
         for axis in axes:
             for value in [base[axis.option]] if axis.option in choosing else axis.examples():
                 words = option_words(axes, base | {axis.option: value})
-                found[tuple(words)] = words
-    return list(found.values())
+                distinct[tuple(words)] = words
+    return list(distinct.values())

@@ -121,8 +121,8 @@ class OptunaSource:
     def progressed(self, run: SweptRun, values: list[float]) -> bool:
         """Report the score after each evaluation, and return whether the pruner stops the run."""
         trial = self._trials[run.name]
-        known = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-        for n in range(len(known) + 1, len(values) + 1):
+        reported = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        for n in range(len(reported) + 1, len(values) + 1):
             trial.report(last_tenth(values[:n]), step=n)
         return bool(values) and trial.should_prune()
 

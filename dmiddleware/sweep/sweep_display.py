@@ -127,8 +127,8 @@ class SweepDisplay(Closing):
         self._draw()
         self.close()  # what follows comes below the table
         counts = Counter(view.state for view in self._views.values())
-        told = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
-        self.note(f"{folder}: {told}")
+        counted = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
+        self.note(f"{folder}: {counted}")
         for view in self.failed:
             self.note(f"failed: {view.name}: {view.text} (see {view.output})")
         if found:
@@ -175,10 +175,10 @@ def _figure(value: float | None) -> str:
 def _line(view: RunView) -> str:
     took = "" if view.took_s is None else f" in {view.took_s:,.0f} s"
     at = f", {view.at}" if view.at else ""
-    told = "" if view.last is None else f", last evaluation {short(view.last)}"
+    result = "" if view.last is None else f", last evaluation {short(view.last)}"
     score = "" if view.score is None or view.state == "running" else f", score {short(view.score)}"
     text = f": {view.text}" if view.text else ""
-    return f"{view.name}: {view.state}{took}{at}{told}{score}{text}"
+    return f"{view.name}: {view.state}{took}{at}{result}{score}{text}"
 
 
 def _comparison(folder: Path, plan: SweepPlan) -> str:

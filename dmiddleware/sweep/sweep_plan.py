@@ -103,9 +103,9 @@ class SweepPlan(msgspec.Struct, frozen=True):
 
     def command(self, run: SweptRun) -> tuple[str, ...]:
         """Return the arguments of ``ditask`` that start a run."""
-        own = ("--main", self.program, "--package", self.package, *self.options)
+        options = ("--main", self.program, "--package", self.package, *self.options)
         logs = ("--log-dir", str(run.folder.resolve() / "logs"))
-        return (*own, *logs, "--", *self.arguments, *run.words)
+        return (*options, *logs, "--", *self.arguments, *run.words)
 
 
 class SweptRun(msgspec.Struct, frozen=True):
@@ -171,8 +171,8 @@ def last_line(run: SweptRun) -> str:
 def reason_in(output: str) -> str:
     """Return why a run failed: what ``ditask`` says about it, or the last line."""
     lines = [line.strip().removeprefix("[ditask] ") for line in output.split("\n") if line.strip()]
-    told = [line for line in lines if line.startswith(_FAILED)] or lines
-    return told[-1].removeprefix(_FAILED) if told else ""
+    reasons = [line for line in lines if line.startswith(_FAILED)] or lines
+    return reasons[-1].removeprefix(_FAILED) if reasons else ""
 
 
 def write_file(path: Path, data: bytes) -> None:

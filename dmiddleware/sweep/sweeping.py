@@ -219,22 +219,22 @@ def _run_all(
         is_told = False
         while True:
             while not signals.reason and len(running) < jobs and (run := source.next()):
-                one = _Running(plan, run)
-                running.append(one)
-                display.show(_view(run, one.tail, "running"))
+                process = _Running(plan, run)
+                running.append(process)
+                display.show(_view(run, process.tail, "running"))
             if not running:
                 return
             if signals.reason and not is_told:
                 is_told = True
                 display.note(f"{signals.reason}; stopping the runs")
-            for one in list(running):
-                if signals.reason or one.run.pruned.exists():
-                    one.stop()
-                if one.has_ended:
-                    running.remove(one)
-                    _conclude(one, plan, source, display, is_stopped=bool(signals.reason))
+            for process in list(running):
+                if signals.reason or process.run.pruned.exists():
+                    process.stop()
+                if process.has_ended:
+                    running.remove(process)
+                    _conclude(process, plan, source, display, is_stopped=bool(signals.reason))
                 else:
-                    _follow(one, plan, source, display)
+                    _follow(process, plan, source, display)
             time.sleep(_POLL_S)
 
 
@@ -244,9 +244,9 @@ def _ended_at_last(running: list[_Running]) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in running:
-            one.kill()
-        wait_until(lambda: all([one.has_ended for one in running]), _KILLED_S)
+        for process in running:
+            process.kill()
+        wait_until(lambda: all([process.has_ended for process in running]), _KILLED_S)
 
 
 def _follow(one: _Running, plan: SweepPlan, source: Source, display: SweepDisplay) -> None:
@@ -301,14 +301,14 @@ def _tell_missing_metric(tail: MetricsTail, plan: SweepPlan, display: SweepDispl
 
 def _view(run: SweptRun, tail: MetricsTail, state: str = "") -> RunView:
     tail.update()
-    found = state or state_of(run)
+    current = state or state_of(run)
     return RunView(
         run.name,
-        found,
+        current,
         at=tail.at,
         last=tail.values[-1] if tail.values else None,
         score=tail.score,
-        text=last_line(run) if found == "failed" else "",
+        text=last_line(run) if current == "failed" else "",
         output=str(run.output),
     )
 

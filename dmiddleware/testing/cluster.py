@@ -205,13 +205,13 @@ class Cluster:
                 seconds; the message lists where each thread waits.
         """
         nodes = self._named(node_ids)
-        seen = -1
+        n_seen = -1
 
         def ended() -> bool:
-            nonlocal seen
-            if seen == self._n_ended:
+            nonlocal n_seen
+            if n_seen == self._n_ended:
                 return False
-            seen = self._n_ended
+            n_seen = self._n_ended
             return any(node.error for node in nodes) or not any(node.running for node in nodes)
 
         done = self.wait_until(ended, timeout_s)
@@ -253,18 +253,18 @@ class Cluster:
         Neither side is notified, also not of connections that the other one closes or dials
         meanwhile. :meth:`heal` delivers what has been held back, in order.
         """
-        for other in self._others(one, others):
-            self.network.cut(_group(one), _group(other))
+        for peer in self._others(one, others):
+            self.network.cut(_group(one), _group(peer))
 
     def heal(self, one: int, *others: int) -> None:
         """Undo :meth:`cut` between a node and others; without others, between it and all."""
-        for other in self._others(one, others):
-            self.network.heal(_group(one), _group(other))
+        for peer in self._others(one, others):
+            self.network.heal(_group(one), _group(peer))
 
     def disconnect(self, one: int, *others: int) -> None:
         """Break a node's connections to others, or to all; they may reconnect at once."""
-        for other in self._others(one, others):
-            self.network.disconnect(_group(one), _group(other))
+        for peer in self._others(one, others):
+            self.network.disconnect(_group(one), _group(peer))
 
     def now(self) -> float:
         """Return the simulated seconds since the start."""
@@ -343,8 +343,8 @@ class Cluster:
         return [self.nodes[node_id] for node_id in node_ids or self.nodes]
 
     def _others(self, one: int, others: tuple[int, ...]) -> list[int]:
-        named = [node.node_id for node in self._named((one, *others))[1:]]
-        return named or [node_id for node_id in self.nodes if node_id != one]
+        node_ids = [node.node_id for node in self._named((one, *others))[1:]]
+        return node_ids or [node_id for node_id in self.nodes if node_id != one]
 
 
 def _plans(

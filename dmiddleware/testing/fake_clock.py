@@ -68,8 +68,8 @@ class FakeClock:
             self._lock.notify_all()
         try:
             while not (holds := predicate()) and self.now() < deadline:
-                left = give_up - time.monotonic()
-                if left <= 0 or not condition.wait(left):
+                remaining_s = give_up - time.monotonic()
+                if remaining_s <= 0 or not condition.wait(remaining_s):
                     raise AssertionError(
                         f"a wait of {timeout_s:g} s on a fake clock did not end within "
                         f"{self._patience_s:g} s of real time: its predicate stayed false and the "

@@ -329,12 +329,12 @@ class Simulation:
         if me is not self._first:
             me.baton.acquire()
             return
-        seen = -1
+        n_seen = -1
         while not me.baton.acquire(timeout=self._patience_s):
-            if self._n_switches == seen:
+            if self._n_switches == n_seen:
                 self._is_broken = True
                 raise SimulationError(self._stuck())
-            seen = self._n_switches
+            n_seen = self._n_switches
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -430,11 +430,11 @@ class Simulation:
         for thread in self._observers:
             if thread.wait is not None and thread.wait.checked_at_version != self._version:
                 self._add_candidate(thread)
-        left = self._candidates
-        while left:
-            at = int(self._random.random() * len(left))
-            left[at], left[-1] = left[-1], left[at]
-            thread = left.pop()
+        candidates = self._candidates
+        while candidates:
+            at = int(self._random.random() * len(candidates))
+            candidates[at], candidates[-1] = candidates[-1], candidates[at]
+            thread = candidates.pop()
             thread.is_candidate = False
             if thread.group in self._frozen:
                 self._suspended.append(thread)

@@ -63,7 +63,7 @@ _PARTS: Final = {
 """Where the config of each part is, and its type if none is given."""
 
 
-_OF_EVALUATOR: Final = {
+_EVALUATOR_KEYS: Final = {
     "stop_value": "stop_value", "n_episode": "n_evaluator_episode", "replay_path": "replay_path",
 }  # fmt: skip
 """Options of the evaluator, and the keys of ``env`` that they are copied from."""
@@ -98,10 +98,10 @@ def compile_config(
     check_sections(cfg)
     env.setdefault("seed", seed)
     evaluator = cfg["policy"]["eval"]["evaluator"]
-    options = _options_of(_class_of("evaluator", evaluator, cfg), _OF_EVALUATOR)
+    options = _options_of(_class_of("evaluator", evaluator, cfg), _EVALUATOR_KEYS)
     for name in options:
-        if env.get(_OF_EVALUATOR[name]) is not None:
-            evaluator.setdefault(name, env[_OF_EVALUATOR[name]])
+        if env.get(_EVALUATOR_KEYS[name]) is not None:
+            evaluator.setdefault(name, env[_EVALUATOR_KEYS[name]])
     _share_priorities(cfg)
     for part, (path, _) in _PARTS.items():
         section = _section(cfg, path)

@@ -13,12 +13,12 @@ from dmiddleware.classic.config import (
     Option,
     Range,
     anything,
-    at_least,
     count,
     mapping,
     merge_config,
     optional,
     text,
+    whole,
 )
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
@@ -38,7 +38,7 @@ _MODES: Final = {
 _ENV_LIMITS: Final = {
     "max_retry": "max_retry", "step_timeout": "step_timeout_s", "reset_timeout": "reset_timeout_s",
 }  # fmt: skip
-_WITHOUT_EFFECT: Final = (
+_IGNORED_KEYS: Final = (
     "type", "cfg_type", "import_names", "episode_num", "auto_reset", "retry_type",
     "retry_waiting_time", "shared_memory", "copy_on_get", "context", "wait_num",
     "step_wait_timeout", "connect_timeout", "reset_inplace", "force_reproducibility",
@@ -57,12 +57,12 @@ _ENV: Final[Mapping[str, Any]] = {
     "wrappers": Option((), anything, "functions that wrap the env"),
     "mode": Option("sync", text, "how the envs run"),
     "manager": {
-        **dict.fromkeys(_WITHOUT_EFFECT, Option(None, anything, "of others, or without effect")),
+        **dict.fromkeys(_IGNORED_KEYS, Option(None, anything, "of others, or without effect")),
         "max_retry": Option(None, anything, "restarts of an env that fails"),
         "step_timeout": Option(None, anything, "seconds that a step may take"),
         "reset_timeout": Option(None, anything, "seconds that a reset may take"),
     },
-    "seed": Option(None, optional(at_least(0, whole=True)), "seed of the envs"),
+    "seed": Option(None, optional(whole), "seed of the envs"),
     "env_num": Option(None, _optional_count, "envs of collector and evaluator each"),
     "collector_env_num": Option(None, _optional_count, "envs of the collector"),
     "evaluator_env_num": Option(None, _optional_count, "envs of the evaluator"),

@@ -113,7 +113,7 @@ class TunedAlgorithm:
 @functools.cache
 def algorithms() -> tuple[str, ...]:
     """Return the names of all algorithms, in alphabetical order."""
-    names = (one.name for one in _FILES.iterdir())
+    names = (file.name for file in _FILES.iterdir())
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)))
 
 
@@ -130,13 +130,13 @@ def tuned(algo: str) -> TunedAlgorithm:
             f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(algorithms())}"
         )
         raise RegistryError(f"unknown algorithm {algo}; {hint}")
-    found = read_yaml((_FILES / f"{algo}{_SUFFIX}").read_text(encoding="utf-8"))
+    content = read_yaml((_FILES / f"{algo}{_SUFFIX}").read_text(encoding="utf-8"))
     return TunedAlgorithm(
         algo,
-        found["program"],
-        found.get("defaults") or {},
-        found.get("atari") or {},
-        {env: _entry(one) for env, one in (found.get("envs") or {}).items()},
+        content["program"],
+        content.get("defaults") or {},
+        content.get("atari") or {},
+        {env: _entry(entry) for env, entry in (content.get("envs") or {}).items()},
     )
 
 
@@ -155,19 +155,21 @@ def tuned_options(algo: str, env: str) -> dict[str, Any]:
     """
     if not env:
         raise ConfigError("name an env, such as CartPole-v1")
-    found = tuned(algo)
-    own: dict[str, Any] = {"id": env}
+    entries_of = tuned(algo)
+    env_options: dict[str, Any] = {"id": env}
     evaluated: Mapping[str, Any] = {}
     for beginning, (maker, to_evaluate) in _PREPARED.items():
         if env.startswith(beginning):
-            own, evaluated = {"id": maker, "env_kwargs": {"game": env}}, to_evaluate
-    if env in found.entries:
-        options = dict(found.entries[env].options)
+            env_options, evaluated = {"id": maker, "env_kwargs": {"game": env}}, to_evaluate
+    if env in entries_of.entries:
+        options = dict(entries_of.entries[env].options)
     else:
-        options = dict(found.atari if env.startswith(_ATARI) and found.atari else found.defaults)
+        options = dict(
+            entries_of.atari if env.startswith(_ATARI) and entries_of.atari else entries_of.defaults
+        )
         if evaluated:
             options["eval_env_kwargs"] = dict(evaluated)
-    return {"algo": algo, **options, "env": {**own, **options.get("env", {})}}
+    return {"algo": algo, **options, "env": {**env_options, **options.get("env", {})}}
 
 
 def train_arguments(algo: str, env: str, options: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from dmiddleware.errors import (
     EventError,
     RouterStateError,
 )
-from dmiddleware.inbox import Inbox
+from dmiddleware.flow_control import FairQueue
 from dmiddleware.pipeline import Event, Task
 from dmiddleware.worker.comm import COORDINATOR_LINK_REGISTRY, Answer, Ask, Link, Store
 from dmiddleware.worker.coordinator.conversation import Said
@@ -97,7 +97,7 @@ class RouterLink:
         self._store = RouterStore(self._task)
         # The lock of a condition is reentrant, because a signal handler may stop the task.
         self._changed = threading.Condition()
-        self._inbox: Inbox[tuple[str, Said]] = Inbox(changed=self._changed)
+        self._queue: FairQueue[tuple[str, Said]] = FairQueue(changed=self._changed)
         self._answered: list[str] = []
         self._connected: dict[str, _Peer] = {}
         self._introduced: dict[int, _Peer] = {}
@@ -132,7 +132,7 @@ class RouterLink:
         """Wait until :attr:`stopped`, at most ``timeout_s`` seconds; return whether it is."""
         with self._changed:
             return self._task.clock.wait_for(
-                self._changed, lambda: self._inbox.closed or self.stopped, timeout_s
+                self._changed, lambda: self._queue.closed or self.stopped, timeout_s
             )
 
     def peers(self) -> Mapping[str, str]:
@@ -150,7 +150,7 @@ class RouterLink:
         """
         with self._changed:
             target = self._connected.get(peer)
-            if target is None or self._inbox.closed:
+            if target is None or self._queue.closed:
                 raise DeliveryTimeout(f"{peer} is not connected to {self.uid}; nothing was sent")
         refs = _references(message)
         fields = _plain(
@@ -168,7 +168,7 @@ class RouterLink:
 
         A closed link returns None at once.
         """
-        received = self._inbox.take(timeout_s)
+        received = self._queue.take(timeout_s)
         if received is None:
             return None
         peer, said = received
@@ -184,9 +184,9 @@ class RouterLink:
         The coordinator's link ends the run: the workers are asked to stop.
         """
         with self._changed:
-            if self._inbox.closed:
+            if self._queue.closed:
                 return
-            self._inbox.close()
+            self._queue.close()
         handlers: list[Callable[..., None]] = [
             self._on_message, self._on_ended, self._on_joined, self._on_left,
         ]  # fmt: skip
@@ -224,7 +224,7 @@ class RouterLink:
                 raise DeliveryTimeout(f"{target.uid} takes no messages: {error}") from error
             except EventError as error:  # it has not subscribed yet, or the task is closed
                 with self._changed:
-                    gone = self._inbox.closed or self._connected.get(target.uid) != target
+                    gone = self._queue.closed or self._connected.get(target.uid) != target
                     if gone or time.monotonic() > deadline:
                         raise DeliveryTimeout(f"{target.uid} takes no messages: {error}") from error
                     self._changed.wait(_RETRY_S)
@@ -258,7 +258,7 @@ class RouterLink:
             self._store.hold_batch(values)
         with self._changed:
             self._introduce(peer)
-            self._inbox.put((peer.uid, message))
+            self._queue.put((peer.uid, message))
 
     def _on_ended(self) -> None:
         self._task.stop("the coordinator has ended the run")
@@ -273,9 +273,9 @@ class RouterLink:
         if earlier == peer:
             return
         if earlier is not None:
-            self._inbox.put((peer.uid, Left("replaced by a new process")))
+            self._queue.put((peer.uid, Left("replaced by a new process")))
         self._introduced[peer.node_id] = self._connected[peer.uid] = peer
-        self._inbox.put((peer.uid, Joined(peer.role)))
+        self._queue.put((peer.uid, Joined(peer.role)))
 
     def _on_joined(self, node_id: int, *, new_incarnation: bool = False, **_: Any) -> None:
         with self._changed:
@@ -292,7 +292,7 @@ class RouterLink:
     def _on_left(self, node_id: int, reason: str) -> None:
         with self._changed:
             if self._connected.pop(_uid(node_id), None) is not None:
-                self._inbox.put((_uid(node_id), Left(reason)))
+                self._queue.put((_uid(node_id), Left(reason)))
 
 
 @COORDINATOR_LINK_REGISTRY.register("router")

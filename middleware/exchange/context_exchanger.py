@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dmiddleware.pipeline import ChainView, SkipRest, Task
-from dmiddleware.settings import Count, Positive, Settings, takes_settings
+from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.events import BATCH, EVALUATION
@@ -35,7 +35,7 @@ class ContextExchangerSettings(Settings):
     part, or wait themselves. Nodes that are alive and work have no deadline."""
 
 
-class ContextExchanger(BaseMiddleware[OnlineRLContext]):
+class ContextExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ContextExchangerSettings]):
     """Send collected data and evaluations to the learner, and the learner's counters back.
 
     Use it first in the chain, before exploration and collecting. In a run of one process it does
@@ -58,7 +58,7 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
     wait for it stop too.
 
     Args:
-        settings: the options; or their fields by keyword, see :class:`ContextExchangerSettings`.
+        settings: the options, each by keyword; see :class:`ContextExchangerSettings`.
 
     Reads:
         ctx.trajectories, ctx.episodes, ctx.env_step, ctx.env_episode: on the way back, in a
@@ -110,7 +110,7 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
             # Its counters would no longer be those of a learner that has kept to the pace.
             self._pace = None
         if task.router is None:
-            self._side = RankCounters(ranks) if ranks.size > 1 else None
+            self._side = RankCounters(task, ranks) if ranks.size > 1 else None
         elif task.has_role(Role.LEARNER):
             self._side = LearnerData(task, pace=self._pace, timeout_s=settings.timeout_s)
         else:

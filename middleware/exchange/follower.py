@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dmiddleware.inbox import Window
+from dmiddleware.flow_control import Window
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import Policy
 from middleware.context import OnlineRLContext
@@ -49,7 +49,7 @@ class FollowerData:
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Receive on the way forward, and send on the way back."""
-        task = ctx.task
+        task = self._waiting.task
         collects = task.has_role(Role.COLLECTOR)
         if not collects:
             self._ask_for_updates(task)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from dmiddleware.inbox import Inbox
+from dmiddleware.flow_control import FairQueue
 from dmiddleware.pipeline import CurrentNode, Task
 from dmiddleware.policy import Policy
 from middleware.context import OnlineRLContext
@@ -48,8 +48,8 @@ class LearnerData:
         self._ranks = Ranks()
         self._waiting = Waiting(task, timeout_s=timeout_s)
         # The collectors' windows limit the batches.
-        self._batches = Inbox[Batch](changed=self._waiting.changed)
-        self._evaluations = Inbox[Evaluation](changed=self._waiting.changed)
+        self._batches = FairQueue[Batch](changed=self._waiting.changed)
+        self._evaluations = FairQueue[Evaluation](changed=self._waiting.changed)
         self._announcer: Announcer | None = None
         if not task.has_role(Role.COLLECTOR):
             task.on(collected_event(self._ranks.rank, self._ranks.size), self._on_collected)
@@ -62,7 +62,7 @@ class LearnerData:
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Receive on the way forward, and send on the way back."""
-        task = ctx.task
+        task = self._waiting.task
         if self._pace is not None:
             self._pace.begin_step(ctx)
         if not task.has_role(Role.COLLECTOR):

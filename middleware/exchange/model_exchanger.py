@@ -7,7 +7,7 @@ from typing import Any
 
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import Policy
-from dmiddleware.settings import Count, Positive, Settings, takes_settings
+from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.follower import FollowerWeights
@@ -45,7 +45,7 @@ class ModelExchangerSettings(Settings):
         )
 
 
-class ModelExchanger(BaseMiddleware[OnlineRLContext]):
+class ModelExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ModelExchangerSettings]):
     """Send the learner's weights to the collectors and evaluators.
 
     Use it after the :class:`~middleware.ContextExchanger`. The learner publishes a consistent copy
@@ -61,7 +61,7 @@ class ModelExchanger(BaseMiddleware[OnlineRLContext]):
 
     Args:
         policy: the policy whose weights are sent.
-        settings: the options; or their fields by keyword, see :class:`ModelExchangerSettings`.
+        settings: the options, each by keyword; see :class:`ModelExchangerSettings`.
 
     Reads:
         ctx.train_iter: the version.
@@ -130,7 +130,7 @@ class PeriodicalModelExchanger(ModelExchanger):
 
     Args:
         policy: the policy whose weights are sent.
-        settings: the options; or their fields by keyword, see
+        settings: the options, each by keyword; see
             :class:`PeriodicalModelExchangerSettings`.
 
     Reads:

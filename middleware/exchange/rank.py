@@ -106,16 +106,18 @@ class RankCounters:
     All of them run the same chain, each with a collector of its own.
 
     Args:
+        task: the task, which has no router.
         ranks: the ranks.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, task: Task[Any], ranks: Ranks) -> None:
+        self._task = task
         self._ranks = ranks
         self._has_voted = False
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Add up the counters of the step on the way back."""
-        task = ctx.task
+        task = self._task
         if not self._has_voted:
             # A stop in the set-up, as of a run that is resumed at its limit, leaves no first step.
             self._has_voted = True

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dmiddleware.errors import WaitTimeout
 from dmiddleware.pipeline import EventRouter, Patience, SkipRest, Task, current_node
-from dmiddleware.pipeline.task import ENDED
+from dmiddleware.pipeline.peers import ENDED
 from middleware.exchange.events import WAITS
 from middleware.roles import Role
 

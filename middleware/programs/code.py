@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from dmiddleware.callable_names import described, is_callable_name, name_of
 from dmiddleware.env import EnvSettings
-from dmiddleware.policy import DecisionTransformerPolicy, Policy, R2D2Policy
+from dmiddleware.policy import DecisionTransformerPolicy, Policy
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import Settings, describe
 from middleware.programs.parts import draws_by_priority, eval_settings, name_of_run
@@ -80,9 +80,7 @@ def _off_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
     extra: dict[str, str] = {}
     if draws_by_priority(agent.cfg):
         extra["sampler"] = _call("PrioritySampler", arguments["sampler"])
-    if isinstance(agent, R2D2Policy):
-        extra |= {"burn_in": "policy.burn_in", "start_columns": '("state",)'}
-    extra |= {"n_step": "policy.n_step", "seed": 'task.seed_for("buffer")'}
+    extra["seed"] = 'task.seed_for("buffer")'
     yield _line(2, "buffer = ", "TensorBuffer", arguments["buffer"], **extra)
     yield from _exchange(arguments)
     if not agent.explores:

@@ -87,22 +87,22 @@ def off_policy(
     """
     agent = make_policy(algo, env, policy or OFF_POLICY[algo], seed)
     run = make_run(exp_name or name_of_run(algo, env), experiment, resume=resume)
-    record = Experiment(run, agent, **vars(experiment))
-    saver = SnapshotSaver(run, **vars(snapshots))
+    record = Experiment.of(experiment, run, agent)
+    saver = SnapshotSaver.of(snapshots, run)
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         judged = eval_settings(env, eval_env_kwargs, eval_env_num)
         eval_envs = make_env_manager(judged, seed=task.seed_for("evaluator"))
         replay = make_replay(agent, buffer, sampler, task.seed_for("buffer"))
 
-        task.use(ContextExchanger(**vars(exchanger)))
-        task.use(ModelExchanger(agent, **vars(weights)))
+        task.use(ContextExchanger.of(exchanger))
+        task.use(ModelExchanger.of(weights, agent))
         if not agent.explores:
             task.use(EpsGreedyHandler(agent))
-        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(StepCollector.of(collector, agent, envs))
         task.use(DataPusher(replay))
-        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
-        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(OffPolicyLearner.of(learner, agent, replay))
+        task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record).use(saver)
         task.use(
             TerminationChecker(

@@ -80,14 +80,14 @@ def offline(
     agent.observe(rows["obs"])
     replay = make_dataset_buffer(agent, rows, seed)
     run = make_run(exp_name or name_of_run(algo, env), experiment, resume=resume)
-    record = Experiment(run, agent, **vars(experiment))
-    saver = SnapshotSaver(run, **vars(snapshots))
+    record = Experiment.of(experiment, run, agent)
+    saver = SnapshotSaver.of(snapshots, run)
     with Task(OfflineRLContext(), seed=seed) as task:
         judged = eval_settings(env, eval_env_kwargs)
         eval_envs = make_env_manager(judged, seed=task.seed_for("evaluator"))
 
-        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
-        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(OffPolicyLearner.of(learner, agent, replay))
+        task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record).use(saver)
         task.use(TerminationChecker(max_train_iter=max_train_iter, max_time_s=max_time_s))
         saver.resume(task)  # only a run that continues has a snapshot

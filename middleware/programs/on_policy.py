@@ -74,20 +74,20 @@ def on_policy(
     """
     agent = make_policy(algo, env, policy or ON_POLICY[algo], seed)
     run = make_run(exp_name or name_of_run(algo, env), experiment, resume=resume)
-    record = Experiment(run, agent, **vars(experiment))
-    saver = SnapshotSaver(run, **vars(snapshots))
+    record = Experiment.of(experiment, run, agent)
+    saver = SnapshotSaver.of(snapshots, run)
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         judged = eval_settings(env, eval_env_kwargs, eval_env_num)
         eval_envs = make_env_manager(judged, seed=task.seed_for("evaluator"))
 
-        task.use(ContextExchanger(**vars(exchanger)))
-        task.use(ModelExchanger(agent, **vars(weights)))
-        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(ContextExchanger.of(exchanger))
+        task.use(ModelExchanger.of(weights, agent))
+        task.use(StepCollector.of(collector, agent, envs))
         if not agent.learns_from_trajectories:
             task.use(GAEEstimator(agent))
         task.use(OnPolicyLearner(agent))
-        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record).use(saver)
         task.use(
             TerminationChecker(

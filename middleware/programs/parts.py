@@ -19,7 +19,6 @@ from dmiddleware.env.env_record import env_name
 from dmiddleware.policy import (
     Policy,
     PolicySettings,
-    R2D2Policy,
     R2D2Settings,
     TDSettings,
     get_policy_cls,
@@ -72,12 +71,8 @@ def make_replay(
     policy: Policy, buffer: TensorBufferSettings, sampler: PrioritySamplerSettings, seed: int
 ) -> TensorBuffer:
     """Build the buffer that a policy learns from."""
-    settings = replace(buffer, n_step=policy.n_step, seed=seed)
-    if draws_by_priority(policy.cfg):
-        settings = replace(settings, sampler=PrioritySampler(**vars(sampler)))
-    if isinstance(policy, R2D2Policy):
-        settings = replace(settings, burn_in=policy.burn_in, start_columns=("state",))
-    return TensorBuffer(**vars(settings))
+    draws = PrioritySampler.of(sampler) if draws_by_priority(policy.cfg) else buffer.sampler
+    return TensorBuffer.of(buffer, sampler=draws, seed=seed)
 
 
 def name_of_run(algo: str, env: EnvSettings) -> str:

@@ -28,8 +28,8 @@ class IntervalSettings(Settings):
         Raises:
             ConfigError: if neither is given.
         """
-        given = self.every_train_iter is not None or self.every_env_step is not None
-        self.require(given, "every_train_iter", "given, unless every_env_step is")
+        is_given = self.every_train_iter is not None or self.every_env_step is not None
+        self.require(is_given, "every_train_iter", "given, unless every_env_step is")
 
 
 class Interval:

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _EARLY_ROWS: Final = 1 << 14
-_OF_RETURNS: Final = ("reward", "terminated", "episode_id")
+_RETURN_COLUMNS: Final = ("reward", "terminated", "episode_id")
 _log = logging.getLogger(__name__)
 
 
@@ -69,8 +69,8 @@ def check_start(buffer: ReplayBuffer, *, batch_size: int, learn_start: int | Non
 
 def counters_for(buffer: ReplayBuffer, schedules: Mapping[str, Schedule]) -> RunCounters:
     """Return the counters that schedules, and those of a buffer, read from a context."""
-    own = {f"{name} of the buffer": schedule for name, schedule in buffer.schedules.items()}
-    return RunCounters({**schedules, **own}, always=buffer.reads_counters)
+    of_buffer = {f"{name} of the buffer": schedule for name, schedule in buffer.schedules.items()}
+    return RunCounters({**schedules, **of_buffer}, always=buffer.reads_counters)
 
 
 def update_priorities(buffer: ReplayBuffer, batch: Batch, outputs: list[dict[str, Any]]) -> None:
@@ -99,7 +99,7 @@ def update_priorities(buffer: ReplayBuffer, batch: Batch, outputs: list[dict[str
 
 
 def bind_to_policy(buffer: ReplayBuffer, mode: LearnMode) -> None:
-    """Give a buffer the policy's discount, and compare what both of them have.
+    """Give a buffer what the policy knows, and compare what both of them have.
 
     Raises:
         ConfigError: if the buffer was built with another discount, n-step length or burn-in.
@@ -108,6 +108,7 @@ def bind_to_policy(buffer: ReplayBuffer, mode: LearnMode) -> None:
         n_step=mode.spec.n_step,
         discount=mode.spec.discount,
         burn_in=setting_of(mode, "burn_in"),
+        start_columns=("state",) if "state" in mode.spec.learn_columns else (),
     )
 
 
@@ -122,19 +123,19 @@ def n_step_problems(
         chain: the chain; its middleware may compute such returns.
     """
     n_step = mode.spec.n_step
-    if n_step == 1 or any(one.computes_n_step for one in stock_middleware(chain)):
+    if n_step == 1 or any(part.computes_n_step for part in stock_middleware(chain)):
         return
     if buffer is None:
         yield (
             f"the policy has n_step={n_step}, but nothing in the chain computes n-step returns; "
-            "push the rows to a TensorBuffer(size, n_step=policy.n_step) and learn with "
-            "OffPolicyLearner, or build the policy with n_step=1 (a middleware that draws from a "
-            "buffer of its own declares it with draws_from)"
+            "push the rows to a TensorBuffer and learn with OffPolicyLearner, or build the policy "
+            "with n_step=1 (a middleware that draws from a buffer of its own declares it with "
+            "draws_from)"
         )
     elif buffer.n_step not in (None, n_step):
         yield (
             f"the policy has n_step={n_step}, but the buffer has n_step={buffer.n_step}; build it "
-            "with TensorBuffer(size, n_step=policy.n_step)"
+            "without n_step, and push rows only after the learner is built"
         )
 
 
@@ -179,7 +180,7 @@ class EarlyReturns:
         if was_resumed:
             return
         try:
-            rows = buffer.get(buffer.index[-_EARLY_ROWS:], _OF_RETURNS)
+            rows = buffer.get(buffer.index[-_EARLY_ROWS:], _RETURN_COLUMNS)
         except KeyError:  # rows of no env
             return
         if rows["reward"].dim() == 1:
@@ -199,7 +200,7 @@ def _known_returns(rows: Batch, discount: float) -> tuple[torch.Tensor, torch.Te
     sums: list[float] = []
     rests: list[float] = []
     later: dict[int, tuple[float, float]] = {}
-    columns = (rows[name].tolist() for name in _OF_RETURNS)
+    columns = (rows[name].tolist() for name in _RETURN_COLUMNS)
     for reward, terminated, episode in reversed(list(zip(*columns, strict=True))):
         total, rest = later.get(episode, (0.0, 0.0 if terminated else 1.0))
         later[episode] = total, rest = reward + discount * total, discount * rest

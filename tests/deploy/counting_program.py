@@ -7,15 +7,16 @@ than the rest of the program.
 from __future__ import annotations
 
 import random
-import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dmiddleware import Context, Task, kept, middleware
 
 N_STEPS = 120
+HELD_AT = 20
 SEED = 7
-PACE = threading.Event()
+DEADLINE_S = 90.0
 
 
 @dataclass
@@ -28,7 +29,8 @@ class Counters(Context):
 class Sum:
     """Adds up a random number in each step, and counts how often the run was started.
 
-    Like a learner that needs data, it waits while one of its peers is gone.
+    If the current folder has the file ``hold``, the first start waits in a step until it is stopped
+    or a peer has left and is back.
     """
 
     roles = ("learner",)
@@ -37,7 +39,6 @@ class Sum:
         self.total = 0.0
         self.steps = 0
         self.starts = 1
-        self._n_peers = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"total": self.total, "steps": self.steps, "starts": self.starts}
@@ -47,10 +48,9 @@ class Sum:
         self.starts = state["starts"] + 1
 
     def __call__(self, ctx: Counters) -> None:
-        PACE.wait(0.02)
-        self._n_peers = max(self._n_peers, len(ctx.task.router.peer_ids()))
-        while len(ctx.task.router.peer_ids()) < self._n_peers and not ctx.task.finish:
-            PACE.wait(0.02)
+        if (self.steps, self.starts) == (HELD_AT, 1) and Path("hold").exists():
+            for event in ("node.left", "node.rejoined"):
+                ctx.task.wait_for(event, DEADLINE_S)
         self.total += random.random()
         self.steps += 1
         if self.steps % 10 == 0:
@@ -61,7 +61,7 @@ class Sum:
 
 @middleware(roles=["collector", "evaluator"])
 def idle(ctx: Counters) -> None:
-    PACE.wait(0.05)
+    ctx.task.wait_for("the end", 2 * DEADLINE_S)
 
 
 def result(starts: int) -> str:

@@ -12,7 +12,7 @@ import pytest
 from dockerfile_parse import DockerfileParser
 
 from tests.deploy import container, container_program
-from tests.deploy.waiting import DEADLINE_S, read
+from tests.waiting import DEADLINE_S, read
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"

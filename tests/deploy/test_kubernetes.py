@@ -20,7 +20,7 @@ from dmiddleware.launch.cli import ditask
 from dmiddleware.launch.options import LaunchOptions
 from dmiddleware.launch.platforms import place
 from tests.deploy import container, counting_program
-from tests.deploy.waiting import DEADLINE_S, read, wait_until
+from tests.waiting import DEADLINE_S, read, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "deploy" / "kubernetes"
@@ -197,7 +197,7 @@ class Pods:
 
     def wait_for(self, text: str) -> None:
         """Wait until the learner's pod has printed something."""
-        wait_until(lambda: text in self.text(), self.text)
+        wait_until(lambda: text in self.text(), lambda: f"{text!r} in\n{self.text()}")
 
     def snapshots(self) -> set[Path]:
         return set(self.volume.glob("runs/sum/snapshots/step_*.safetensors"))
@@ -213,6 +213,7 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 @pytest.mark.process
 @pytest.mark.timeout(240)
 def test_a_job_whose_pods_are_all_preempted_continues_exactly(pods: Pods) -> None:
+    (pods.volume / "hold").touch()
     running = [pods.start(index) for index in range(N_PODS)]
     pods.wait_for("step 20\n")
     assert not pods.snapshots()
@@ -233,6 +234,7 @@ def test_a_job_whose_pods_are_all_preempted_continues_exactly(pods: Pods) -> Non
 def test_a_pod_that_is_preempted_alone_is_replaced_while_the_others_wait(
     pods: Pods, index: int
 ) -> None:
+    (pods.volume / "hold").touch()
     running = [pods.start(number) for number in range(N_PODS)]
     pods.wait_for("step 20\n")
     container.process_one(running[index]).send_signal(signal.SIGTERM)

@@ -22,8 +22,8 @@ import psutil
 import pytest
 
 from tests.deploy import counting_program
-from tests.deploy.waiting import DEADLINE_S, read, wait_until
 from tests.variants import mostly_slow
+from tests.waiting import DEADLINE_S, read, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -107,7 +107,9 @@ class Job:
 
     def wait_for_step(self, step: int) -> None:
         """Wait until the learner has taken a step."""
-        wait_until(lambda: f"step {step}\n" in self.text(), self.text)
+        wait_until(
+            lambda: f"step {step}\n" in self.text(), lambda: f"step {step} of\n{self.text()}"
+        )
 
     def snapshots(self) -> list[Path]:
         return list((self.folder / "runs" / "sum" / "snapshots").glob("step_*.safetensors"))
@@ -149,6 +151,7 @@ def test_the_processes_have_less_time_than_slurm_gives_the_job() -> None:
 
 @pytest.mark.parametrize("receiver", mostly_slow(["the processes", "the shell"], keep=1))
 def test_a_preempted_job_is_requeued_and_continues_exactly(job: Job, receiver: str) -> None:
+    (job.folder / "hold").touch()
     first = job.start()
     job.wait_for_step(20)
     assert stat.S_IMODE(job.key.stat().st_mode) == 0o600
@@ -181,8 +184,9 @@ def test_a_preempted_job_is_requeued_and_continues_exactly(job: Job, receiver: s
 
 @pytest.mark.slow
 def test_a_canceled_job_is_not_requeued(job: Job) -> None:
+    (job.folder / "hold").touch()
     first = job.start()
-    job.wait_for_step(10)
+    job.wait_for_step(20)
     job.set_state("COMPLETING")
     first.send_signal(signal.SIGTERM)
     assert first.wait(DEADLINE_S) == 143, job.text()
@@ -212,7 +216,10 @@ def test_a_requeued_job_that_resumes_nothing_gets_a_new_run_folder(job: Job) -> 
 def test_a_policy_that_is_preempted_while_it_learns_is_trained_to_the_end(job: Job) -> None:
     run = job.folder / "runs" / "cartpole_preemptible"
     first = job.start()
-    wait_until(lambda: any((run / "snapshots").glob("step_*.safetensors")), job.text)
+    wait_until(
+        lambda: any((run / "snapshots").glob("step_*.safetensors")),
+        lambda: f"a snapshot of\n{job.text()}",
+    )
     first.send_signal(signal.SIGTERM)
     assert first.wait(DEADLINE_S) == 143, job.text()
     assert json.loads((run / "result.json").read_text())["mean_return"] is None

@@ -19,12 +19,13 @@ PACKAGE = [
 ]  # fmt: skip
 
 PIPELINE = [
-    "Task", "Context", "Vocabulary", "FieldKind", "kept", "renewed", "produced", "Middleware",
-    "Wrapper", "Declarations", "Stateful", "middleware", "middleware_name", "middleware_location",
-    "around", "SkipRest", "Group", "Wrapped", "Layer", "Lock", "ChainView", "ChainTable",
-    "ChainRow", "Event", "Delivery", "Emission", "EventBus", "EventCounters", "EventRouter",
-    "Clock", "Running", "SystemClock", "Patience", "StepTimer", "Timing", "TraceFile",
-    "merge_traces", "CurrentNode", "Progress", "running_as", "current_node",
+    "Task", "RunningTask", "Context", "Vocabulary", "FieldKind", "kept", "renewed", "produced",
+    "Middleware", "Wrapper", "Declarations", "Stateful", "middleware", "middleware_name",
+    "middleware_location", "around", "SkipRest", "Group", "Wrapped", "Layer", "Lock",
+    "ChainView", "ChainTable", "ChainRow", "Event", "Delivery", "Emission", "EventBus",
+    "EventCounters", "EventRouter", "Clock", "Running", "SystemClock", "Patience", "StepTimer",
+    "Timing", "TraceFile", "merge_traces", "CurrentNode", "Progress", "running_as",
+    "current_node",
 ]  # fmt: skip
 
 TESTING = [

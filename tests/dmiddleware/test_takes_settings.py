@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.settings import Count, Settings, Whole, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, Whole, takes_settings
 from tests.type_checker import type_check
 
 
@@ -26,7 +26,7 @@ class Other(Settings):
     """Not those of the collector."""
 
 
-class Collector:
+class Collector(TakesSettings[CollectorSettings]):
     """Its last parameter is its settings."""
 
     @takes_settings(CollectorSettings)
@@ -41,6 +41,11 @@ class Child(Collector):
 @takes_settings(CollectorSettings)
 def make(policy: str, settings: CollectorSettings) -> tuple[str, CollectorSettings]:
     return policy, settings
+
+
+@takes_settings(CollectorSettings)
+def make_settings(settings: CollectorSettings) -> CollectorSettings:
+    return settings
 
 
 def build(*args: Any, cls: Any = Collector, **kwargs: Any) -> Any:
@@ -61,14 +66,38 @@ def test_fields_are_keyword_arguments() -> None:
     assert make("dqn", n_sample=8) == ("dqn", built.settings)
 
 
-def test_settings_are_an_argument_too() -> None:
+def test_a_class_is_built_of_its_settings_and_what_differs() -> None:
     settings = CollectorSettings(n_sample=8)
-    assert build("dqn", 2, settings=settings).settings is settings
-    assert Collector("dqn", 2, **vars(settings)).settings == settings
-    assert refused(settings=settings, n_sample=8) == (
-        "Collector: give either settings or n_sample, not both"
+    built = Collector.of(settings, "dqn", 2)
+    assert (built.policy, built.env_num) == ("dqn", 2)
+    assert built.settings is settings
+    assert Child.of(settings, "dqn", 2, random_steps=3).settings == CollectorSettings(
+        n_sample=8, random_steps=3
     )
-    assert "settings must be a CollectorSettings, got Other()" in refused(settings=Other())
+    for changes, message in (
+        ({"n_smple": 1}, "Collector: unknown keyword n_smple; did you mean n_sample?"),
+        ({"n_sample": 0}, "Collector: n_sample must be an integer ≥ 1, got 0"),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            Collector.of(settings, "dqn", 2, **changes)
+        assert str(raised.value) == message
+    for changes in ({}, {"n_sample": 1}):
+        with pytest.raises(ConfigError, match=r"settings must be a CollectorSettings, got Other"):
+            build(Other(), "dqn", 2, cls=Collector.of, **changes)
+    with pytest.raises(TypeError, match="env_num"):
+        build(settings, "dqn", cls=Collector.of)
+
+
+def test_a_function_takes_its_settings_and_what_differs() -> None:
+    settings = CollectorSettings(n_sample=8)
+    assert make_settings(settings) is settings
+    assert make_settings(settings, random_steps=3).random_steps == 3
+    assert make_settings(n_sample=8) == settings
+
+
+def test_settings_in_the_place_of_options_are_answered_with_the_other_constructor() -> None:
+    with pytest.raises(ConfigError, match=r"^Collector: .* Collector\.of\(settings, \.\.\.\)"):
+        build("dqn", 2, CollectorSettings(n_sample=8))
 
 
 def test_messages_name_what_is_built() -> None:
@@ -101,28 +130,30 @@ def test_the_signature_has_the_fields() -> None:
 
 
 CHECKED = """
-from dmiddleware.settings import Count, Settings, Whole, takes_settings
-from tests.type_checker import type_check
+from dmiddleware.settings import Count, Settings, TakesSettings, Whole, takes_settings
 
 class CollectorSettings(Settings):
     n_sample: Count
     random_steps: Whole = 0
 
-class Collector:
+class Collector(TakesSettings[CollectorSettings]):
     @takes_settings(CollectorSettings)
     def __init__(self, policy: str, env_num: int, settings: CollectorSettings) -> None:
         self.settings = settings
 
 one: int = Collector("dqn", 2, n_sample=8).settings.random_steps
-Collector("dqn", 2, **vars(CollectorSettings(n_sample=8)))
+settings = CollectorSettings(n_sample=8)
+two: int = Collector.of(settings, "dqn", 2, random_steps=1).settings.random_steps
 reveal_type(Collector)
 Collector("dqn", 2, n_sample="8")
 Collector("dqn", 2, n_smple=8, n_sample=8)
 Collector("dqn", 2)
 Collector(1, 2, n_sample=8)
+Collector.of(settings, "dqn", "2")
 """
 
 
+@pytest.mark.process
 def test_a_type_checker_knows_the_fields(tmp_path: Path) -> None:
     found = type_check(CHECKED, tmp_path)
     assert found == [
@@ -134,4 +165,10 @@ def test_a_type_checker_knows_the_fields(tmp_path: Path) -> None:
         "  [call-arg]",
         'error: Missing named argument "n_sample" for "Collector"  [call-arg]',
         'error: Argument 1 to "Collector" has incompatible type "int"; expected "str"  [arg-type]',
+        'error: No overload variant of "of" of "TakesSettings" matches argument types '
+        '"CollectorSettings", "str", "str"  [call-overload]',
+        "note: Possible overload variants:",
+        "note:     def of(cls, CollectorSettings, /, **changes: Any) -> Collector",
+        "note:     def of(cls, CollectorSettings, str, /, **changes: Any) -> Collector",
+        "note:     def of(cls, CollectorSettings, str, int, /, **changes: Any) -> Collector",
     ]

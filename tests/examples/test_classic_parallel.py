@@ -7,19 +7,20 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.dmiddleware.launch.ditask_process import DITASK
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 ROLES = "coordinator=1,learner=1,collector=2"
-# With torch imported here, ditask loads it once and not in each node.
+# ditask loads what is imported here once, and not in each node.
 PROGRAM = """
 import torch
+import dmiddleware.classic
+import dmiddleware.worker
 
 from examples import classic_parallel
 
@@ -106,7 +107,11 @@ def test_the_example_is_solved_although_each_role_is_killed(tmp_path: Path, seed
         try:
             for role in (COLLECTOR, COORDINATOR, LEARNER):
                 before = n_checkpoints(tmp_path)
-                wait_until(lambda n=before: n_checkpoints(tmp_path) > n or run.poll() is not None)
+                wait_until(
+                    lambda n=before: n_checkpoints(tmp_path) > n or run.poll() is not None,
+                    "a checkpoint",
+                    deadline_s=120.0,
+                )
                 assert run.poll() is None, log.read_text()
                 os.kill(int((tmp_path / f"pid-{role}").read_text()), signal.SIGKILL)
             code = run.wait(480)
@@ -123,11 +128,3 @@ def test_the_example_is_solved_although_each_role_is_killed(tmp_path: Path, seed
 def n_checkpoints(folder: Path) -> int:
     """Return how many checkpoints the learners have written."""
     return len(list((folder / "exp").glob("ckpt*/*.safetensors")))
-
-
-def wait_until(holds: Callable[[], bool], deadline_s: float = 120.0) -> None:
-    """Wait until something holds, and fail at the deadline."""
-    end = time.monotonic() + deadline_s
-    while not holds():
-        assert time.monotonic() < end, "nothing happens any more"
-        time.sleep(0.1)

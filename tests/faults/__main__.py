@@ -13,7 +13,7 @@ import time
 from tests.faults.fault_list import FAULTS, GROUPS, Fault
 from tests.faults.fault_result import FaultResult
 from tests.faults.process_cluster import TRANSPORTS
-from tests.faults.report import PAGE, Measurement, machine, read, record, render
+from tests.faults.report import PAGE, Measurement, commit, machine, read, record, render
 
 
 def inject(fault: Fault, transport: str) -> list[FaultResult]:
@@ -76,7 +76,12 @@ def _write(fault: Fault, transport: str, results: list[FaultResult]) -> None:
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     record(
         Measurement(
-            fault=fault.name, transport=transport, date=date, machine=machine(), checks=checks
+            fault=fault.name,
+            transport=transport,
+            date=date,
+            commit=commit(),
+            machine=machine(),
+            checks=checks,
         )
     )
     PAGE.write_text(render(GROUPS, read()), encoding="utf-8")

@@ -12,7 +12,8 @@ from dmiddleware.closing import Closing
 from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import Comparison, compare
 from tests.faults.node_program import Sends
-from tests.faults.process_cluster import Process, cluster, wait_until
+from tests.faults.process_cluster import Process, cluster
+from tests.waiting import wait_until
 
 __all__ = ["burst", "slow_consumer", "slow_weight_reader", "Peak"]
 
@@ -68,7 +69,7 @@ def burst(
     count: int,
     size: int,
     from_listener: bool = False,
-    carrier: str = "nng",
+    on_bus: bool = False,
     batch: int = 256 * KB,
     quiet_s: float = 3.0,
 ) -> FaultResult:
@@ -79,15 +80,15 @@ def burst(
         count: number of messages.
         size: bytes per message.
         from_listener: whether the listener sends instead of the dialer.
-        carrier: ``nng``, or ``bus`` for the stub that loses messages.
+        on_bus: whether the nodes use the stub that loses messages instead of the router.
         batch: bytes up to which messages share a frame.
         quiet_s: after this many seconds without a message, missing ones count as lost.
     """
     way = "listener to dialer" if from_listener else "dialer to listener"
     result = FaultResult(f"burst of {count:,} x {size // KB:,} KB, {way}", transport)
     sends = Sends(count=count, size=size)
-    common: dict[str, Any] = {"transport": carrier, "options": {"batch_bytes": batch}}
-    if carrier == "bus":
+    common: dict[str, Any] = {"on_bus": on_bus, "options": {"batch_bytes": batch}}
+    if on_bus:
         common["key"] = ""
     with cluster(transport) as nodes:
         settings = [

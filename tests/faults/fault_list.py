@@ -9,6 +9,7 @@ from functools import partial
 
 from tests.faults.classic_faults import killed_classic
 from tests.faults.delivery_faults import KB, MB, burst, slow_consumer, slow_weight_reader
+from tests.faults.dialed_at_once import dialed_at_once
 from tests.faults.fault_result import FaultResult
 from tests.faults.hostile_peers import (
     false_lengths,
@@ -157,6 +158,12 @@ GROUPS: dict[str, tuple[Fault, ...]] = {
             "8 nodes in random start order, 50 times",
             STREAMS,
             (partial(start_order, times=50),),
+        ),
+        Fault(
+            "dial-at-once",
+            "24 processes that dial one listener at the same moment, 100 times",
+            ("tls+tcp",),
+            (partial(dialed_at_once, dialers=24, times=100),),
         ),
         Fault(
             "stop",

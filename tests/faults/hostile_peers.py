@@ -18,7 +18,7 @@ import numpy as np
 
 from dmiddleware.errors import EncodeError, FrameTooLarge, HandshakeRefused, RouterError
 from dmiddleware.pipeline import Event
-from dmiddleware.router import NodeOptions, Router
+from dmiddleware.router import NodeOptions
 from dmiddleware.router.protocol.handshake import Identity
 from dmiddleware.router.wire.frame import (
     VERSION,
@@ -33,8 +33,10 @@ from tests.dmiddleware.router.tampering import TamperingTransport, forged_refusa
 from tests.faults.delivery_faults import KB, MB, Peak
 from tests.faults.fault_result import FaultResult
 from tests.faults.node_program import Sends
-from tests.faults.process_cluster import KEY, Cluster, Process, address_for, cluster, wait_until
+from tests.faults.process_cluster import KEY, Cluster, Process, address_for, cluster
 from tests.faults.raw_peer import RawPeer, Stranger, valid_frames
+from tests.router_state import locked_node
+from tests.waiting import wait_until
 
 __all__ = [
     "false_lengths",
@@ -223,7 +225,7 @@ def forged_refusals(
         dialer = nodes.router(1, dial=[nodes.address], transport=tampering)
         stack.enter_context(dialer)
         took = wait_until(lambda: not to_forge, "all forged refusals", deadline_s=3.0 * n_forged)
-        wait_until(lambda: dialer.peer_ids() == [0] and _is_wanted(dialer), "the connection")
+        wait_until(lambda: dialer.subscribers("e") == [0], "the connection")
         payload = np.zeros(8, np.uint8)
         dialer.emit(Event("e"), (1, 0, 0, zlib.crc32(payload), payload), {})
         learner.await_line("got")
@@ -418,7 +420,7 @@ def _emit_too_much(
         sender, receiver = (dialer, listener) if dialer_sends else (listener, dialer)
         receiver.attach(accepting(take, waits=True))
         receiver.subscribe("e", active=True)
-        wait_until(lambda: _is_wanted(sender), "the subscription")
+        wait_until(lambda: bool(sender.subscribers("e")), "the subscription")
         error = "none"
         try:
             sender.emit(Event("e"), (bytes(size),), {})
@@ -428,13 +430,9 @@ def _emit_too_much(
         with contextlib.suppress(TimeoutError):
             wait_until(lambda: 10 in arrived, "the next message", deadline_s=4.0)
         meetings = event.count("node.joined") + event.count("node.rejoined")
-        sessions = {peer.session.number for peer in listener.node.peers.values()}
+        with locked_node(listener) as node:
+            sessions = {peer.session.number for peer in node.peers.values()}
         return error, max(0, meetings - 1), 10 in arrived and len(sessions) == 1
-
-
-def _is_wanted(router: Router) -> bool:
-    with router.lock:
-        return bool(router.node.subscriptions.subscribers("e"))
 
 
 def _knock(nodes: Cluster, key: bytes | None) -> None:
@@ -515,7 +513,7 @@ def _send_pickle(nodes: Cluster, sends: Pickle | None, takes: Pickle | None) -> 
     ):
         receiver.attach(accepting(lambda name, args, kwargs: arrived.append(name), waits=True))
         receiver.subscribe("e", active=True)
-        wait_until(lambda: _is_wanted(sender), "the subscription")
+        wait_until(lambda: bool(sender.subscribers("e")), "the subscription")
         with contextlib.suppress(EncodeError):
             sender.emit(Event("e"), (Trap(trap),), {})
         sender.emit(Event("e"), (1,), {})

@@ -14,7 +14,8 @@ import psutil
 
 from tests.dmiddleware.launch.ditask_process import DITASK
 from tests.faults.fault_result import FaultResult
-from tests.faults.process_cluster import ROOT, wait_until
+from tests.faults.process_cluster import ROOT
+from tests.waiting import wait_until
 
 __all__ = ["full_output", "killed_launcher"]
 

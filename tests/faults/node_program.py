@@ -31,6 +31,7 @@ from dmiddleware.router.wire.envelope import EncodedEvent
 from tests.accepting import accepting
 from tests.faults.bus_stub import BusRouter
 from tests.faults.ledger import Writer
+from tests.router_state import n_refused
 
 __all__ = ["NodeSpec", "Sends"]
 
@@ -77,7 +78,7 @@ class NodeSpec:
         sends: the messages that it sends; None: none.
         at_once: whether it starts sending without the command.
         expected: number of peers that must be ready before it sends.
-        transport: ``nng``, or ``bus`` for the stub that loses messages.
+        on_bus: whether it uses the stub that loses messages instead of the router.
         tls: certificates for ``tls+tcp``; None: none.
         shared: folder for large messages in shared memory; empty: none.
         shared_from: bytes from which a frame counts as large.
@@ -99,7 +100,7 @@ class NodeSpec:
     sends: Sends | None = None
     at_once: bool = False
     expected: int = 0
-    transport: str = "nng"
+    on_bus: bool = False
     tls: TlsFiles | None = None
     shared: str = ""
     shared_from: int = MIN_BYTES
@@ -134,7 +135,7 @@ class _Node:
         self._stopped = threading.Event()
         self._pong = threading.Condition()
         self._pongs = 0
-        make = BusRouter if spec.transport == "bus" else Router
+        make = BusRouter if spec.on_bus else Router
         self._router = make(
             node_id=spec.node_id,
             listen=spec.listen,
@@ -189,7 +190,7 @@ class _Node:
             sender, start, number, checksum, payload = args
             whole = zlib.crc32(payload) == checksum and _number_in(payload) == number
             if self._spec.slow_s:
-                time.sleep(self._spec.slow_s)
+                threading.Event().wait(self._spec.slow_s)
             self._write("got", name, sender, start, number, whole)
 
     def _send(self) -> None:
@@ -249,13 +250,11 @@ class _Node:
 
     def _status(self) -> None:
         router = self._router
-        with router.lock:
-            refused = router.node.n_refused
         copies = sum(isinstance(x, EncodedEvent) and x.size > 10_000 for x in gc.get_objects())
         self._write(
             "status",
             {
-                "refused": refused,
+                "refused": n_refused(router),
                 "peers": router.peer_ids(),
                 "copies": copies,
                 "io_threads": sum(

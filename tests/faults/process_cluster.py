@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ from tests.dmiddleware.router.certificates import Authority
 from tests.faults.ledger import Ledger
 from tests.faults.node_program import NodeSpec
 from tests.faults.raw_peer import RawPeer
+from tests.waiting import DEADLINE_S, wait_until
 
 __all__ = [
     "IN_MEMORY",
@@ -44,7 +45,6 @@ __all__ = [
     "address_for",
     "alive",
     "cluster",
-    "wait_until",
 ]
 
 KEY = bytes(range(32))
@@ -54,24 +54,8 @@ TRANSPORTS = ("ipc", "tcp", "tls+tcp", SHARED_MEMORY)
 
 IN_MEMORY = "/dev/shm"
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 30.0
-_POLL_S = 0.01
 _PORTS = (10_000, 30_000)
 _given: set[int] = set()
-
-
-def wait_until(found: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> float:
-    """Poll until ``found`` holds, and return the seconds that it took.
-
-    Raises:
-        TimeoutError: if it does not hold by the deadline; the message contains ``what``.
-    """
-    started_at = time.monotonic()
-    while not found():
-        if time.monotonic() - started_at > deadline_s:
-            raise TimeoutError(f"waited {deadline_s:g} s for {what}")
-        time.sleep(_POLL_S)
-    return time.monotonic() - started_at
 
 
 def alive(pid: int) -> bool:

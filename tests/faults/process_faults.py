@@ -16,7 +16,8 @@ from typing import Any
 from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import Comparison, compare, compare_killed, join
 from tests.faults.node_program import Sends
-from tests.faults.process_cluster import ROOT, Cluster, Process, address_for, cluster, wait_until
+from tests.faults.process_cluster import ROOT, Cluster, Process, address_for, cluster
+from tests.waiting import wait_until
 
 __all__ = [
     "all_of",

@@ -14,17 +14,18 @@ from dmiddleware.errors import RouterError
 from dmiddleware.router.protocol.handshake import Identity
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import Link
+from dmiddleware.router.protocol.peer import PeerConnection
 from dmiddleware.router.transport.stream import exposes_bytes
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import encode_event, frame_contents
 from dmiddleware.router.wire.frame import Frame, FrameType, OutgoingFrame, encode_frame, type_of
+from tests.waiting import wait_until
 
 __all__ = ["RawPeer", "Stranger", "valid_frames"]
 
 _HEAD = struct.Struct("<4sIQ")
-_MAX_FRAGMENT = (1 << 32) - 1
+_MAX_CHUNK = (1 << 32) - 1
 
 
 class RawPeer(Closing):
@@ -46,12 +47,12 @@ class RawPeer(Closing):
         if address.startswith("ipc://"):
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.settimeout(timeout_s)
-            deadline = time.monotonic() + timeout_s
-            # The listener's queue may be full.
-            while self._socket.connect_ex(address.removeprefix("ipc://")) == errno.EAGAIN:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"{address} accepts no more connections")
-                time.sleep(0.001)
+            path = address.removeprefix("ipc://")
+            wait_until(
+                lambda: self._socket.connect_ex(path) != errno.EAGAIN,
+                f"room in the queue of {address}",
+                deadline_s=timeout_s,
+            )
         else:
             host, _, port = address.partition("://")[2].rpartition(":")
             self._socket = socket.create_connection((host, int(port)), timeout_s)
@@ -73,7 +74,7 @@ class RawPeer(Closing):
 
     def head(self, length: int) -> bytes:
         """Return the header of a message that claims this length."""
-        return _HEAD.pack(b"DMWS", min(length, _MAX_FRAGMENT), length)
+        return _HEAD.pack(b"DMWS", min(length, _MAX_CHUNK), length)
 
     def send(self, frame: WireBytes) -> bool:
         """Send a frame as a whole."""
@@ -158,27 +159,27 @@ class Stranger:
             nonce=lambda: os.urandom(32),
             session_number=lambda: next(numbers),
         )
-        self.link = Link(_Frames(), dialed=True, covers_body=True)
+        self.connection = PeerConnection(_Frames(), dialed=True, covers_body=True)
 
     def hello(self, *, covers_body: bool = True) -> bytes:
         """Start a handshake; return its first frame."""
-        self.node.on_end(self.link, "a new connection takes its place", 0.0)
-        self.link = Link(_Frames(), dialed=True, covers_body=covers_body)
-        self.node.dial(self.link)
+        self.node.on_end(self.connection, "a new connection takes its place", 0.0)
+        self.connection = PeerConnection(_Frames(), dialed=True, covers_body=covers_body)
+        self.node.dial(self.connection)
         return self.made()[0]
 
     def made(self) -> list[bytes]:
         """Return the frames that the node has made since the last call."""
-        route = self.link.route
+        route = self.connection.route
         assert isinstance(route, _Frames)
-        self.node.fill(self.link)
+        self.node.fill(self.connection)
         made, route.frames = route.frames, []
         return made
 
     def take(self, frame: bytes | None) -> None:
         """Pass a frame to the node."""
         assert frame is not None, "the listener closed the connection instead of answering"
-        self.node.on_frame(self.link, memoryview(bytearray(frame)), 0.0)
+        self.node.on_frame(self.connection, memoryview(bytearray(frame)), 0.0)
 
     def join(self, peer: RawPeer) -> str:
         """Shake hands over a raw connection; return the listener's node id."""
@@ -190,8 +191,8 @@ class Stranger:
         self.take(peer.answer())
         for frame in self.made():
             peer.send(frame)
-        assert self.link.peer is not None
-        return self.link.peer.node_id
+        assert self.connection.peer is not None
+        return self.connection.peer.node_id
 
     def data(self, to: str, event: str, value: object) -> bytes:
         """Return a signed frame with an event."""
@@ -204,7 +205,7 @@ def valid_frames() -> list[bytes]:
     """Return one valid frame of each kind that a dialer sends, of an unknown session."""
     session = 12345
     dialer, listener = Stranger(8, None), Stranger(7, None)
-    listener.link = Link(_Frames(), dialed=False, covers_body=True)
+    listener.connection = PeerConnection(_Frames(), dialed=False, covers_body=True)
     hello = dialer.hello()
     listener.take(hello)
     dialer.take(listener.made()[0])

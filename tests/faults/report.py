@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.faults.fault_list import Fault
 from tests.faults.fault_result import Check
 from tests.faults.process_cluster import ROOT, TRANSPORTS
 
-__all__ = ["PAGE", "RESULTS", "Measurement", "machine", "read", "record", "render"]
+__all__ = ["PAGE", "RESULTS", "Measurement", "commit", "machine", "read", "record", "render"]
 
 PAGE = ROOT / "docs" / "faults.md"
 RESULTS = Path(__file__).with_name("results.jsonl")
@@ -45,7 +46,8 @@ How to read the tables:
 - When a receiver is killed, the messages that it had acknowledged but not yet handled are lost,
   unless they are acknowledged only when handled. Those that it had not acknowledged go to the
   process that replaces it. A receiver that raises is treated in the same way.
-- *Earlier* after a date: it was measured before ipc and tcp were carried by the present sockets.
+- After the date is the commit that was measured. A row is measured again when something changes
+  that it may depend on.
 - Memory figures count memory in use. glibc also keeps some freed memory (about 10 MB with limits of
   64 MB), so the slow consumer runs with `MALLOC_MMAP_THRESHOLD_=131072`. Shared memory has a limit
   of its own, and is counted separately.
@@ -59,6 +61,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         fault: the fault's name.
         transport: one of :data:`tests.faults.process_cluster.TRANSPORTS`.
         date: the day on which it was measured.
+        commit: the commit that was measured, see :func:`commit`.
         machine: see :func:`machine`.
         checks: the requirements and figures.
     """
@@ -66,6 +69,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     fault: str
     transport: str
     date: str
+    commit: str
     machine: str
     checks: tuple[Check, ...]
 
@@ -76,6 +80,14 @@ Measurements = Mapping[tuple[str, str], Measurement]
 def machine() -> str:
     """Describe the machine."""
     return f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+
+
+def commit() -> str:
+    """Return the short name of the commit, with a plus sign if the code has changed since."""
+    named = ["git", "rev-parse", "--short=8", "HEAD"]
+    name = subprocess.run(named, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    changed = ["git", "diff", "--quiet", "HEAD", "--", "dmiddleware", "middleware"]
+    return name.strip() + "+" * subprocess.run(changed, cwd=ROOT, check=False).returncode
 
 
 def read(results: Path = RESULTS) -> dict[tuple[str, str], Measurement]:
@@ -111,8 +123,8 @@ def _rows(fault: Fault, measurements: Measurements) -> list[str]:
         for transport in fault.transports
         if (fault.name, transport) in measurements
     }
-    dates = sorted({one.date for one in found.values()})
-    ends = [fault.what, " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else ""]
+    measured = sorted({f"{one.date}, {one.commit}" for one in found.values()})
+    ends = [fault.what, "; ".join(measured)]
     requirements = dict.fromkeys(
         check.requirement for one in found.values() for check in one.checks
     )

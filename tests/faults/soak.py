@@ -14,7 +14,8 @@ from tests.faults.delivery_faults import MB
 from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import Comparison, compare_killed, join
 from tests.faults.node_program import Sends
-from tests.faults.process_cluster import Cluster, Process, cluster, wait_until
+from tests.faults.process_cluster import Cluster, Process, cluster
+from tests.waiting import wait_until
 
 __all__ = ["soak"]
 

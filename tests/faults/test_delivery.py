@@ -26,7 +26,7 @@ def test_a_burst_of_large_messages_from_a_listener_arrives(transport: str) -> No
 
 def test_the_ledgers_show_messages_that_an_unacknowledged_bus_loses() -> None:
     assert burst("ipc", count=500, size=KB, batch=KB).holds
-    result = burst("ipc", count=500, size=KB, batch=KB, carrier="bus", quiet_s=0.5)
+    result = burst("ipc", count=500, size=KB, batch=KB, on_bus=True, quiet_s=0.5)
     assert not result.holds
     assert " 0 lost" not in result.checks[0].measured
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.faults.dialed_at_once import dialed_at_once
 from tests.faults.process_cluster import SHARED_MEMORY
 from tests.faults.process_faults import (
     fork_and_close,
@@ -58,6 +59,11 @@ def test_a_process_that_hangs_counts_as_lost_and_rejoins(transport: str, listene
 
 def test_nodes_find_each_other_in_any_start_order() -> None:
     result = start_order("ipc", times=1, nodes_each=5)
+    assert result.holds, result
+
+
+def test_processes_that_dial_a_tls_listener_at_once_are_all_connected() -> None:
+    result = dialed_at_once("tls+tcp", dialers=6, times=2)
     assert result.holds, result
 
 

@@ -23,7 +23,12 @@ def measurement(
     *checks: Check, fault: str = "kill", transport: str = "ipc", date: str = "2026-01-01"
 ) -> Measurement:
     return Measurement(
-        fault=fault, transport=transport, date=date, machine="2 cores", checks=checks
+        fault=fault,
+        transport=transport,
+        date=date,
+        commit="0abc",
+        machine="2 cores",
+        checks=checks,
     )
 
 
@@ -44,7 +49,7 @@ def test_a_requirement_has_one_row_with_a_cell_for_each_transport() -> None:
         transports=("ipc", "tcp", "tls+tcp"),
     )
     cells = ["a kill", LEFT, "✓ 0.25 s", "**no**: 3 s", "not measured", "—"]
-    assert rows == [f"| {' | '.join(cells)} | 2026-01-01 to 2026-01-03 |"]
+    assert rows == [f"| {' | '.join(cells)} | 2026-01-01, 0abc; 2026-01-03, 0abc |"]
 
 
 def test_a_fault_that_was_never_measured_has_a_row() -> None:

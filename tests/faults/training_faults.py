@@ -16,7 +16,8 @@ from typing import Any
 from tests.dmiddleware.launch.ditask_process import DITASK
 from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import Comparison, Ledger, compare, join
-from tests.faults.process_cluster import ROOT, wait_until
+from tests.faults.process_cluster import ROOT
+from tests.waiting import wait_until
 
 __all__ = [
     "ENV_STEPS",

@@ -95,7 +95,7 @@ def train(write: Writer, folder: Path, seed: int, env_steps: int, rank: int) -> 
     with Task(seed=seed, rank=rank) as task:
         collect_env = make_env_manager(ENV, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(60_000, n_step=policy.n_step, seed=task.seed_for("buffer"))
+        buffer = TensorBuffer(60_000, seed=task.seed_for("buffer"))
         learner = LearnerRun(
             BaseLearner(policy=policy.learn_mode, tb_logger=run.tb_logger, exp_name=str(run.path))
         )

@@ -1,18 +1,22 @@
 """Nodes that meet at a barrier, started by ``ditask --main``.
 
 Each writes when it arrived and when it passed to the folder ``BARRIER_FOLDER``. The last node
-arrives after the others, so late that they would have passed if they did not wait for it.
+arrives when it has received the arrivals of the others. They would pass if they did not wait.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from dmiddleware import Task
 from dmiddleware.pipeline import Context
 from middleware import Barrier
+from middleware.barrier import Arrival
+from middleware.exchange.events import REACHED
 
 DEADLINE_S = 60.0
 
@@ -26,21 +30,20 @@ def main() -> None:
 
         def arrive(ctx: Context) -> None:
             if node_id == 2:
-                wait_for([folder / "arrived-0", folder / "arrived-1"])
-                time.sleep(0.5)
+                assert others_arrived.wait(DEADLINE_S), f"only {arrived} have arrived"
             note("arrived")
 
         def note(what: str) -> None:
             now = time.monotonic()
             (folder / f"{what}-{node_id}").write_text(str(now))
 
+        def on_reached(_name: str, _sender: int, *arrival: Any) -> None:
+            if Arrival(*arrival).n_times:
+                arrived.add(Arrival(*arrival).node_id)
+            if arrived >= {0, 1}:
+                others_arrived.set()
+
+        arrived: set[int] = set()
+        others_arrived = threading.Event()
+        task.on(REACHED, on_reached)
         task.use(arrive).use(Barrier()).use(lambda ctx: note("passed")).run(max_step=1)
-
-
-def wait_for(paths: list[Path]) -> None:
-    """Wait until all the files exist."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not all(path.exists() for path in paths):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{[str(path) for path in paths]} do not exist after {DEADLINE_S} s")
-        time.sleep(0.01)

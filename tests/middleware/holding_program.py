@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-import time
 from pathlib import Path
 
 from dmiddleware import Task
@@ -11,11 +11,11 @@ from middleware import RunFolder, SnapshotSaver
 
 
 def main() -> None:
-    """Say when the folder is held; each step takes a while."""
+    """Say when the folder is held; its first step does not end."""
     with Task() as task:
         task.use(SnapshotSaver(RunFolder(Path(sys.argv[1]))))
         task.use(lambda ctx: print("holds", flush=True))
-        task.use(lambda ctx: time.sleep(60.0))
+        task.use(lambda ctx: signal.pause())
         task.run()
 
 

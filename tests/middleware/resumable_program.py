@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dmiddleware import Task
 from dmiddleware.data import TensorBuffer, TensorBufferSettings
 from dmiddleware.env import EnvSettings, make_env_manager
@@ -48,7 +46,7 @@ def main(
     saver = SnapshotSaver(run, every_train_iter=every_train_iter)
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
-        replay = TensorBuffer(**vars(replace(buffer, seed=task.seed_for("buffer"))))
+        replay = TensorBuffer.of(buffer, seed=task.seed_for("buffer"))
         task.use(ContextExchanger()).use(ModelExchanger(agent))
         task.use(EpsGreedyHandler(agent)).use(StepCollector(agent, envs, n_sample=64))
         task.use(DataPusher(replay)).use(OffPolicyLearner(agent, replay, update_per_collect=2))

@@ -6,12 +6,15 @@ number of kills, and a seed.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import random
 import signal
 import sys
-import time
+import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from dmiddleware.data import PrioritySampler, TensorBuffer
 from dmiddleware.data.ring import row_ring
 from middleware import OnlineRLContext, SnapshotSaver
 
-LONGEST_S = 0.2
+MOST_CALLS = 20_000
 N_ROWS = 7
 
 
@@ -49,13 +52,20 @@ def check(buffer: TensorBuffer) -> None:
     assert torch.equal(left, 4 - torch.from_numpy(buffer.index[:-5]) % 5)
 
 
-def run(folder: Path, saved: int) -> None:
-    """Resume, check what was resumed, and save until the process is killed.
+def kill_after(n_calls: int) -> None:
+    """Kill this process when its functions have been called or have returned so often."""
+    calls = itertools.count()
 
-    Args:
-        folder: the run's folder.
-        saved: the end of a pipe, to which it writes a byte after each snapshot.
-    """
+    def count(*_: Any) -> None:
+        if next(calls) >= n_calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.setprofile(count)
+    sys.setprofile(count)
+
+
+def run(folder: Path, on_saved: Callable[[], None]) -> None:
+    """Resume, check what was resumed, and save until the process is killed."""
     buffer = TensorBuffer(300, sampler=PrioritySampler(), store_next_obs=False,
                           follow_episodes=True, seed=0)  # fmt: skip
     snapshots = SnapshotSaver(folder, parts={"buffer": buffer})
@@ -71,7 +81,7 @@ def run(folder: Path, saved: int) -> None:
 
     def save() -> None:
         snapshots.save(task)
-        os.write(saved, b"1")
+        on_saved()
 
     with Task(OnlineRLContext(), seed=0) as task:
         task.use(push).use(snapshots)
@@ -86,22 +96,18 @@ def main(folder: Path, n_kills: int, seed: int) -> None:
     row_ring._BLOCKS, row_ring._SMALLEST_BLOCK = 8, 1
     rng = random.Random(seed)
     for number in range(n_kills):
-        first, saved = os.pipe()
+        kill = functools.partial(kill_after, rng.randrange(MOST_CALLS))
         child = os.fork()
         if not child:
             try:
-                run(folder, saved)
+                if number % 4 == 3:
+                    kill()
+                run(folder, on_saved=kill)
             except BaseException:  # noqa: BLE001 (the child must not return)
                 traceback.print_exc()
             os._exit(1)
-        os.close(saved)
-        if number % 4 != 3:
-            os.read(first, 1)
-        time.sleep(rng.uniform(0.0, LONGEST_S))
-        os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), "the child ended by itself, before it was killed"
-        os.close(first)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from middleware import (
     final_ctx_saver,
     gae_estimator,
     interaction_evaluator,
+    nstep_reward_enhancer,
     offline_logger,
     online_logger,
 )
@@ -162,7 +163,7 @@ def test_n_step_length_that_differs_from_the_policy_is_rejected(dqn: DQNPolicy) 
     three = DQNPolicy.for_env(envs(), n_step=3)
     with pytest.raises(ConfigError, match=r"n_step=3.*n_step=1"):
         OffPolicyLearner(dqn, TensorBuffer(100, n_step=3))
-    one_step = TensorBuffer(100)
+    one_step = TensorBuffer(100, n_step=1)
     message = refused(
         eps_greedy_handler(three),
         StepCollector(three, envs(), n_sample=8),
@@ -188,11 +189,22 @@ def test_discount_that_differs_from_the_policy_is_rejected() -> None:
     assert "discount=0.99" in message
 
 
-def test_buffer_takes_its_discount_from_the_policy() -> None:
+def test_buffer_takes_its_discount_and_n_step_from_the_policy() -> None:
     policy = DQNPolicy.for_env(envs(), discount=0.5, n_step=3)
-    buffer = TensorBuffer(100, n_step=policy.n_step)
+    buffer = TensorBuffer(100)
     OffPolicyLearner(policy, buffer)
-    assert buffer.discount == 0.5
+    assert (buffer.n_step, buffer.discount) == (3, 0.5)
+
+
+def test_rows_with_n_step_returns_are_not_summed_again() -> None:
+    policy = DQNPolicy.for_env(envs(), discount=0.5, n_step=3)
+    buffer = TensorBuffer(100)
+    with Task() as task:
+        task.use(eps_greedy_handler(policy)).use(StepCollector(policy, envs(), n_sample=8))
+        task.use(nstep_reward_enhancer(policy)).use(data_pusher(buffer))
+        task.use(OffPolicyLearner(policy, buffer)).run(max_step=1)
+    assert buffer.n_step == 1
+    assert buffer.get(buffer.index)["discount"].min() == 0.125
 
 
 def test_a_learner_has_the_batch_size_and_epochs_of_its_policy() -> None:

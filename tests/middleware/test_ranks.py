@@ -36,7 +36,7 @@ from middleware import (
     termination_checker,
 )
 from tests.dmiddleware.distributed.rank_processes import run_ranks
-from tests.faults.process_cluster import wait_until
+from tests.waiting import wait_until
 
 ENV = "CartPole-v1"
 SMALL = {"encoder_hidden_sizes": [8]}

@@ -65,15 +65,14 @@ def ppo_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
     ]
 
 
-def buffer_for(policy: R2D2Policy, **options: Any) -> TensorBuffer:
+def buffer_for(**options: Any) -> TensorBuffer:
     return TensorBuffer(
         100,
         sampler=PrioritySampler(alpha=0.9, beta=0.6),
         unroll_len=4,
         stride=2,
-        start_columns=("state",),
         seed=0,
-        **{"burn_in": policy.burn_in, **options},
+        **options,
     )
 
 
@@ -87,7 +86,7 @@ def r2d2_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
         batch_size=3,
         eps=Schedule.linear(0.5, 0.1, decay=100),
     )
-    buffer = buffer_for(policy)
+    buffer = buffer_for()
     return policy, [
         eps_greedy_handler(policy),
         StepCollector(policy, collect_env, n_sample=10),
@@ -167,4 +166,4 @@ def test_a_buffer_that_does_not_fit_the_policy_is_rejected(
     with masked_cartpole(1) as envs:
         policy = R2D2Policy.for_env(envs, model=SMALL, burn_in=2)
     with pytest.raises(ConfigError, match=message):
-        OffPolicyLearner(policy, buffer_for(policy, **options))
+        OffPolicyLearner(policy, buffer_for(**options))

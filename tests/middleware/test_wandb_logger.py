@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from middleware import RunFolder, WandbLogger
 from tests.middleware.tracked_training import train_tracked
+from tests.waiting import wait_until
 
 if "CI" not in os.environ:
     pytest.importorskip("wandb")
@@ -44,14 +44,16 @@ def records(run: RunFolder, *, n_runs: int = 1) -> list[Any]:
     """
     from wandb.proto import wandb_internal_pb2 as pb
 
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        files = sorted(run.path.glob("wandb/offline-run-*/*.wandb"))
-        found = [pb.Record.FromString(data) for file in files for data in chunks(file.read_bytes())]
-        if sum(one.WhichOneof("record_type") == "exit" for one in found) == n_runs:
-            return found
-        time.sleep(0.05)
-    pytest.fail(f"the client has not recorded {n_runs} whole runs in {run.path} within 60 s")
+    recorded: list[Any] = []
+
+    def are_whole() -> bool:
+        files = run.path.glob("wandb/offline-run-*/*.wandb")
+        data = [chunk for file in sorted(files) for chunk in chunks(file.read_bytes())]
+        recorded[:] = map(pb.Record.FromString, data)
+        return sum(row.WhichOneof("record_type") == "exit" for row in recorded) == n_runs
+
+    wait_until(are_whole, f"the records of {n_runs} whole runs in {run.path}")
+    return recorded
 
 
 def chunks(data: bytes, block: int = 2**15) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,7 @@ import pytest
 from dmiddleware.command_line import arguments_of
 from dmiddleware.zoo import tuned
 from middleware.programs.train import program_of
-from tests.faults.process_cluster import alive, wait_until
+from tests.faults.process_cluster import alive
 from tests.results import __main__ as results
 from tests.results import bars, compare, ours, record, report, training
 from tests.results.__main__ import all_entries, print_list, run
@@ -27,6 +28,7 @@ from tests.results.goals import Goal, goal_of
 from tests.results.record import Record
 from tests.results.training import TrainingError, train
 from tests.variants import mostly_slow
+from tests.waiting import wait_until
 
 ENTRY = Entry("A section", "an algorithm", "Env-v0", "program", seeds=(0, 1), at_least=10)
 SNAPSHOTS = Path("runs/results/program/0/snapshots")
@@ -148,13 +150,10 @@ def test_the_plan_has_measured_times_where_there_are_records(
 
 
 def test_two_trainings_run_at_a_time() -> None:
-    # Each waits for the other.
-    wait = (
-        "import time\nbegan = pathlib.Path('began')\nbegan.mkdir(exist_ok=True)\n"
-        "(began / options['--seed']).touch()\nend = time.monotonic() + 30\n"
-        "while len(list(began.iterdir())) < 2: assert time.monotonic() < end\n"
-    )
-    write_program(PROGRAM + wait)
+    # Opening a pipe for reading waits for the process that opens it for writing, and vice versa.
+    os.mkfifo("both")
+    meet = "open('both', 'r' if options['--seed'] == '0' else 'w').close()\n"
+    write_program(f"{PROGRAM}\nimport signal\nsignal.alarm(60)\n{meet}")
     assert run([ENTRY], again=False, jobs=2) == []
 
 
@@ -257,16 +256,18 @@ def test_a_training_that_tells_no_figure_fails() -> None:
         train(ENTRY, 0)
 
 
+@pytest.mark.process
 def test_a_command_that_does_not_end_fails_at_its_deadline(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    command = [sys.executable, "-c", "import signal; signal.pause()"]
     with pytest.raises(TrainingError, match=r"has not ended in 0\.5 s"):
         training.run_command(command, tmp_path / "log", 0.5, {})
 
 
+@pytest.mark.process
 def test_processes_of_a_command_end_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    child = "import os, time; print('started', os.getpid(), flush=True); time.sleep(60)"
+    child = "import os, signal; print('started', os.getpid(), flush=True); signal.pause()"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     log = tmp_path / "log"
     wait = subprocess.Popen.wait

@@ -26,7 +26,7 @@ from dmiddleware.import_guard import refuse_at_import
 from dmiddleware.open_files import naming_the_limit
 from dmiddleware.pipes import MessagePipe, PipeClosed, deadline_in, read_available
 
-__all__ = ["EnvPool", "EnvProcess", "ProcessFailure"]
+__all__ = ["EnvProcess", "EnvProcesses", "ProcessFailure"]
 
 logger = logging.getLogger(__name__)
 
@@ -199,14 +199,14 @@ class EnvProcess:
     def _where_it_hangs(self) -> str:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
-        found = self._read_traceback(1.0)
-        return f"It hangs here:\n{found}" if found else "It does not report where it hangs."
+        traceback = self._read_traceback(1.0)
+        return f"It hangs here:\n{traceback}" if traceback else "It does not report where it hangs."
 
     def _read_traceback(self, wait_s: float) -> str:
         return read_available(self._traceback_fd, wait_s=wait_s)
 
 
-class EnvPool:
+class EnvProcesses:
     """Starts the processes of envs, sends them requests in parallel, and stops them.
 
     If some processes fail to answer a request, it returns the answers of the others and the
@@ -359,12 +359,12 @@ class EnvPool:
                 self._processes[index] = EnvProcess(list(range(first, last)))
         timeout_s = self._reset_timeout_s
         setups = {index: self._setups[index] for index in indices}
-        found, failures = self._exchange(b"i", setups, "start", timeout_s)
-        self._take_spaces([pair for index in sorted(found) for pair in found[index]])
-        for index in found:
+        answered, failures = self._exchange(b"i", setups, "start", timeout_s)
+        self._take_spaces([pair for index in sorted(answered) for pair in answered[index]])
+        for index in answered:
             self._processes[index].request(b"m", timeout_s=timeout_s)
             self._processes[index].send_fd(self.memory.fileno(), timeout_s=timeout_s)
-        mapped, more = self._answers(found, "start", timeout_s)
+        mapped, more = self._answers(answered, "start", timeout_s)
         ready = {
             index: pickle.dumps(
                 {key: (seeds.get(key), given.get(key)) for key in self._processes[index].env_ids}
@@ -441,4 +441,6 @@ def _pickled_setup(env_ids: list[int], env_fns: Sequence[Callable[[], gym.Env[An
 
 
 def _merged(answers: Mapping[int, dict[int, Any] | None]) -> dict[int, Any]:
-    return {env_id: item for own in answers.values() if own for env_id, item in own.items()}
+    return {
+        env_id: item for answer in answers.values() if answer for env_id, item in answer.items()
+    }

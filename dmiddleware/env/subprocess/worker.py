@@ -188,12 +188,12 @@ class _Worker:
             self._envs[env_id] = env_fn()
             check_env(self._envs[env_id], env_id)
             self._claims.claim(env_id, self._envs[env_id])
-        found = [(env.observation_space, env.action_space) for env in self._envs.values()]
-        self._obs_space, self._action_space = found[0]
+        pairs = [(env.observation_space, env.action_space) for env in self._envs.values()]
+        self._obs_space, self._action_space = pairs[0]
         self._reward_shape = reward_shape_of(self._obs_space)
         self._write_array = make_write(self._obs_space)
         self._read = make_read(self._action_space)
-        return found
+        return pairs
 
     def _map_memory(self, _: None) -> None:
         self._shared = SharedArrays(
@@ -202,11 +202,11 @@ class _Worker:
         self._shared.close()
 
     def _reset_envs(self, begun: Mapping[int, tuple[int | None, bytes | None]]) -> dict[int, Any]:
-        for env_id, (seed, given) in begun.items():
+        for env_id, (seed, env_options) in begun.items():
             if seed is not None:
                 self._seeds[env_id] = seed
-            if given is not None:
-                self._take(env_id, given)
+            if env_options is not None:
+                self._take(env_id, env_options)
         return {env_id: self._reset(env_id) for env_id in begun}
 
     def _take(self, env_id: int, given: bytes) -> None:
@@ -285,7 +285,7 @@ class _Worker:
 
     def _take_options(self, options: Mapping[int, bytes]) -> None:
         self._doing = "set_reset_options"
-        self._options |= {env_id: pickle.loads(one) for env_id, one in options.items()}
+        self._options |= {env_id: pickle.loads(pickled) for env_id, pickled in options.items()}
 
     def _get_states(self, env_ids: Mapping[int, None]) -> dict[int, Any]:
         self._doing = "get_state"

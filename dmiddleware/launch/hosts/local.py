@@ -246,14 +246,14 @@ class LocalHost:
 
     def _own_variables(self, config: NodeConfig, mark: str, n_restarts: int) -> dict[str, str]:
         """Return the variables of one node: its marks, and those of its process group."""
-        own = {MARKS: marked_environment(self._mark, mark)[MARKS]}
+        variables = {MARKS: marked_environment(self._mark, mark)[MARKS]}
         ranks = config.plan.ranks
         if ranks is not None:
-            own |= ranks.environment()
+            variables |= ranks.environment()
             if config.run_dir:
                 # Each start has a store of its own; all ranks are restarted together.
-                own[RANK_STORE] = f"{config.run_dir}/ranks-{n_restarts}"
-        return own
+                variables[RANK_STORE] = f"{config.run_dir}/ranks-{n_restarts}"
+        return variables
 
     def _watch(self, stream: _Stream) -> None:
         os.set_blocking(stream.stream.fileno(), False)
@@ -274,7 +274,7 @@ class LocalHost:
 
     def _reap(self) -> Iterator[HostEvent]:
         """Notice the processes that have ended."""
-        running = [one for one in self._processes.values() if not one.has_ended]
+        running = [local for local in self._processes.values() if not local.has_ended]
         ended = [process for process in running if process.process.poll() is not None]
         if ended:
             # Afterwards only, as this reads the status of every process.
@@ -291,8 +291,8 @@ class LocalHost:
             if server.has_ended:
                 self._servers.pop(variables).close()
         if self._is_reaper:
-            own = [one.process for one in running if one.process.returncode is None]
-            reap_orphans([one.pid for one in (*own, *self._servers.values())])
+            processes = [local.process for local in running if local.process.returncode is None]
+            reap_orphans([local.pid for local in (*processes, *self._servers.values())])
 
     def _take_end(self, process: _Process) -> Iterator[HostEvent]:
         """Yield the last words of a process that has ended, and its exit code."""
@@ -381,9 +381,9 @@ class _StatusStream(_Stream):
         self._lines = LineSplitter(_LONGEST_STATUS)
 
     def take(self, data: bytes) -> list[HostEvent]:
-        found: list[HostEvent] = []
+        events: list[HostEvent] = []
         for line in self._lines.feed(data):
             with contextlib.suppress(msgspec.DecodeError):
                 status = msgspec.json.decode(line, type=NodeStatus)
-                found.append(Reported(self.process.node_id, status))
-        return found
+                events.append(Reported(self.process.node_id, status))
+        return events

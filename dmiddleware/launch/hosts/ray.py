@@ -46,7 +46,7 @@ _LONGEST_PARENT: Final = 25
 """Bytes of the path below which Ray's sockets have paths that the system can use."""
 _JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _DEFAULT: Final[Resources] = {"cpu": 1.0}
-_OF_RAY: Final = {"cpu": "CPU", "gpu": "GPU"}
+_RAY_NAMES: Final = {"cpu": "CPU", "gpu": "GPU"}
 
 
 @dataclass(slots=True)
@@ -294,7 +294,9 @@ class RayHost:
         """Stop all nodes in order."""
         for node_id in self._actors:
             self.stop(node_id, reason)
-        calls = [one.pending["run"] for one in self._actors.values() if "run" in one.pending]
+        calls = [
+            member.pending["run"] for member in self._actors.values() if "run" in member.pending
+        ]
         with contextlib.suppress(Exception):
             self._ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
 
@@ -367,9 +369,9 @@ class RayHost:
             return
         self._moved[actor.config.plan.listen] = new
         self._events.append(Note(f"{actor.config.plan} moved from {old} to {new}"))
-        for other in self._actors.values():
-            if other is not actor and "run" in other.pending:
-                other.handle.redial.remote(old, new)
+        for member in self._actors.values():
+            if member is not actor and "run" in member.pending:
+                member.handle.redial.remote(old, new)
 
     def _find_late(self) -> Iterator[HostEvent]:
         """Give up actors that Ray cannot place again."""
@@ -416,7 +418,7 @@ def _moved(config: NodeConfig, moved: Mapping[str, str]) -> NodeConfig:
     today = replace(
         plan,
         listen=moved.get(plan.listen, plan.listen),
-        dial=tuple(moved.get(one, one) for one in plan.dial),
+        dial=tuple(moved.get(address, address) for address in plan.dial),
     )
     run = msgspec.structs.replace(config.run, nodes=(today,))
     return msgspec.structs.replace(config, run=run)
@@ -427,7 +429,7 @@ def _address(slot: Slot) -> str:
 
 
 def _bundle(resources: Resources) -> dict[str, float]:
-    return {_OF_RAY.get(name, name): float(n) for name, n in resources.items() if n}
+    return {_RAY_NAMES.get(name, name): float(n) for name, n in resources.items() if n}
 
 
 def _check_room(
@@ -438,9 +440,9 @@ def _check_room(
     Raises:
         LaunchError: with what is missing.
     """
-    alive = [one["Resources"] for one in ray_nodes if one["Alive"]]
+    alive = [node["Resources"] for node in ray_nodes if node["Alive"]]
     for name, bundle in zip(names, bundles, strict=True):
-        if not any(all(one.get(key, 0.0) >= n for key, n in bundle.items()) for one in alive):
+        if not any(all(node.get(key, 0.0) >= n for key, n in bundle.items()) for node in alive):
             raise LaunchError(
                 f"no node of the Ray cluster has {_described(bundle)} for {name}; the largest of "
                 f"its {len(alive)} nodes have {_largest(alive)}; ask for less with --resources, or "
@@ -459,12 +461,14 @@ def _check_room(
 
 
 def _sum(all_resources: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for one in all_resources for name in one)
-    return {name: sum(one.get(name, 0.0) for one in all_resources) for name in names}
+    names = dict.fromkeys(name for resources in all_resources for name in resources)
+    return {name: sum(resources.get(name, 0.0) for resources in all_resources) for name in names}
 
 
 def _largest(alive: Sequence[Mapping[str, float]]) -> str:
-    return _described({key: max(one.get(key, 0.0) for one in alive) for key in ("CPU", "GPU")})
+    return _described(
+        {key: max(resources.get(key, 0.0) for resources in alive) for key in ("CPU", "GPU")}
+    )
 
 
 def _described(resources: Mapping[str, float]) -> str:
@@ -479,9 +483,11 @@ def _free(ray: Any) -> str:
 def _why_died(error: Exception, slot: Slot | None) -> str:
     """Return what Ray knows about the death of an actor, in one sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if "died" in line or "killed" in line or "exit" in line.lower()]
+    reasons = [
+        line for line in lines if "died" in line or "killed" in line or "exit" in line.lower()
+    ]
     where = "" if slot is None else f" on Ray node {slot.host}"
-    return f"its actor died{where}: {(told[-1] if told else _first_line(error))[:300]}"
+    return f"its actor died{where}: {(reasons[-1] if reasons else _first_line(error))[:300]}"
 
 
 def _first_line(error: BaseException) -> str:
@@ -494,13 +500,13 @@ def folder_for_ray(address: str) -> Path | None:
     Args:
         address: the address of the cluster, as for :class:`RayHost`.
     """
-    given = os.environ.get("RAY_TMPDIR", "")
-    of_ray = Path(given or tempfile.gettempdir()) / "ray"
+    root = os.environ.get("RAY_TMPDIR", "")
+    of_ray = Path(root or tempfile.gettempdir()) / "ray"
     # `ray start` has noted the cluster of this host there.
     if address or os.environ.get("RAY_ADDRESS") or (of_ray / "ray_current_cluster").exists():
         return None
     is_short = len(os.fsencode(of_ray.parent)) <= _LONGEST_PARENT
-    return of_ray.parent if given or is_short else Path("/tmp")
+    return of_ray.parent if root or is_short else Path("/tmp")
 
 
 def _check_reachable(address: str) -> None:

@@ -89,8 +89,8 @@ class RayNode:
         import ray
 
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        found = free_port(host, port) if listens else 0
-        return Slot(host, found, os.getpid())
+        free = free_port(host, port) if listens else 0
+        return Slot(host, free, os.getpid())
 
     def run(self, config: bytes) -> tuple[int, bytes]:
         """Run the node; return its exit code, and what its program returned, pickled."""

@@ -100,7 +100,7 @@ class SubmititRun:
         # Of a job array, it has the number of the task too.
         name = f"submitit-{job.job_id}"
         port = port_of_run(name) if self._port is None else self._port
-        given = self._settings.get("run_id")
+        run_id = self._settings.get("run_id")
         plan = plan_run(
             self._roles,
             addresses=[
@@ -108,6 +108,6 @@ class SubmititRun:
                 for task in range(job.num_tasks)
             ],
             key=read_key(self._key_file, option="key_file"),
-            **{**self._settings, "run_id": f"{given}-{name}" if given else name},
+            **{**self._settings, "run_id": f"{run_id}-{name}" if run_id else name},
         )
         return msgspec.structs.replace(plan, run_token=name)

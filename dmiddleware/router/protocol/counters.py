@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from dmiddleware.router.protocol.session import PeerSession
+from dmiddleware.router.protocol.peer import Peer
 
 __all__ = ["EventTraffic", "PeerTraffic", "TrafficCounters"]
 
@@ -64,7 +64,7 @@ class PeerTraffic:
     dropped: int
 
     @classmethod
-    def of(cls, peer: PeerSession) -> Self:
+    def of(cls, peer: Peer) -> Self:
         """Collect the counters of a peer."""
         counters, outgoing = peer.counters, peer.outgoing
         return cls(

@@ -24,7 +24,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from dmiddleware.errors import FrameError
 
-__all__ = ["Inbox", "InboxState", "Message", "Outbox", "OutgoingFrame"]
+__all__ = ["Inbox", "InboxState", "Message", "MessageBatch", "Outbox"]
 
 _ASK_AFTER: Final = 8
 """After this many frames without news from the peer, one asks for its state."""
@@ -57,8 +57,8 @@ class InboxState(NamedTuple):
 
 
 @dataclass(slots=True)
-class OutgoingFrame(Generic[T]):
-    """Messages that are sent and acknowledged together.
+class MessageBatch(Generic[T]):
+    """Messages that are sent and acknowledged together, as one frame.
 
     Attributes:
         sequence: the frame's number, from 1.
@@ -105,7 +105,7 @@ class Outbox(Generic[T]):
         self._hold_bytes = hold_bytes
         self._waiting: deque[T] = deque()
         self._waiting_bytes = 0
-        self._frames: deque[OutgoingFrame[T]] = deque()
+        self._frames: deque[MessageBatch[T]] = deque()
         self.n_bytes = 0
         self._acknowledged = 0
         # The newest frame that was sent over this connection, and the credit that is left after it.
@@ -170,7 +170,7 @@ class Outbox(Generic[T]):
         self.n_bytes += size
         return True
 
-    def next_frame(self) -> OutgoingFrame[T] | None:
+    def next_frame(self) -> MessageBatch[T] | None:
         """Return the frame to send now, or None."""
         if self._credit is None or self.is_holding or not self._fits_next():
             return None
@@ -183,7 +183,7 @@ class Outbox(Generic[T]):
                 size += messages[-1].size
             self._waiting_bytes -= size
             self._made += 1
-            self._frames.append(OutgoingFrame(self._made, tuple(messages), size))
+            self._frames.append(MessageBatch(self._made, tuple(messages), size))
         # Frames have consecutive numbers.
         frame = self._frames[self._sent - self._made]
         self._sent = frame.sequence
@@ -393,33 +393,33 @@ class Inbox(Generic[T]):
                 no limit.
             holds: whether a message stays here, with those after it; None: none does.
         """
-        taken: list[T] = []
+        messages: list[T] = []
         size = 0
         if self._max_unhandled is not None:
             n = self._room if n is None else min(n, self._room)
-        while self._ready and (n is None or len(taken) < n):
+        while self._ready and (n is None or len(messages) < n):
             message = self._ready[0]
             if holds is not None and holds(message):
                 break
-            if taken and max_bytes is not None and size + message.size > max_bytes:
+            if messages and max_bytes is not None and size + message.size > max_bytes:
                 break
-            taken.append(self._ready.popleft())
+            messages.append(self._ready.popleft())
             size += message.size
         if self._max_unhandled is not None:
-            self._n_taken += len(taken)
+            self._n_taken += len(messages)
         self._move(-size)
-        return taken
+        return messages
 
     def take_out(self, matches: Callable[[T], bool]) -> list[T]:
         """Remove and return messages that need not wait for those before them.
 
         Not for an inbox whose messages are acknowledged when handled.
         """
-        taken = [message for message in self._ready if matches(message)]
-        if taken:
+        matching = [message for message in self._ready if matches(message)]
+        if matching:
             self._ready = deque(message for message in self._ready if not matches(message))
-            self._move(-sum(message.size for message in taken))
-        return taken
+            self._move(-sum(message.size for message in matching))
+        return matching
 
     def on_handled(self) -> None:
         """Note that the oldest message that was taken has been handled."""

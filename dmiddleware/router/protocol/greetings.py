@@ -16,7 +16,7 @@ from dmiddleware.router.protocol.handshake import (
 )
 from dmiddleware.router.protocol.membership import Membership
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import Link, PeerSession
+from dmiddleware.router.protocol.peer import Peer, PeerConnection
 from dmiddleware.router.wire.frame import (
     HEADER_SIZE,
     VERSION,
@@ -59,7 +59,7 @@ class Greetings:
         options: NodeOptions,
         nonce: Callable[[], bytes],
         session_number: Callable[[], int],
-        peers: Mapping[str, PeerSession],
+        peers: Mapping[str, Peer],
         members: Membership,
         make_room: Callable[[], None],
         is_closing: Callable[[], bool],
@@ -75,9 +75,9 @@ class Greetings:
         self._is_closing = is_closing
         self._session_number = session_number
         # The dialed connections over which a listener was sent this node's proof, by its instance.
-        self._attempts: dict[bytes, Link] = {}
+        self._attempts: dict[bytes, PeerConnection] = {}
 
-    def dial(self, link: Link) -> None:
+    def dial(self, connection: PeerConnection) -> None:
         """Start a handshake over a connection that this node has dialed."""
         handshake = DialerHandshake(
             self._identity,
@@ -87,10 +87,12 @@ class Greetings:
             limits=self._options.limits,
             known=self,
         )
-        link.handshake = handshake
-        self._put(link, FrameType.HELLO, handshake.hello())
+        connection.handshake = handshake
+        self._put(connection, FrameType.HELLO, handshake.hello())
 
-    def on_frame(self, link: Link, raw: memoryview) -> tuple[FrameType, Session | None]:
+    def on_frame(
+        self, connection: PeerConnection, raw: memoryview
+    ) -> tuple[FrameType, Session | None]:
         """Process a frame before the session.
 
         Returns:
@@ -101,10 +103,10 @@ class Greetings:
             AuthError: if the listener does not have the key; close the connection.
             HandshakeRefused: if one of the two refuses the other; close the connection.
         """
-        if isinstance(link.handshake, DialerHandshake):
-            return self._on_listener(link, link.handshake, raw)
-        if link.handshake is None:
-            link.handshake = ListenerHandshake(
+        if isinstance(connection.handshake, DialerHandshake):
+            return self._on_listener(connection, connection.handshake, raw)
+        if connection.handshake is None:
+            connection.handshake = ListenerHandshake(
                 self._identity,
                 self._key,
                 limits=self._options.limits,
@@ -113,12 +115,15 @@ class Greetings:
                 incarnation=lambda: self.incarnation,
                 known=self,
             )
-        return self._on_dialer(link, link.handshake, raw)
+        return self._on_dialer(connection, connection.handshake, raw)
 
-    def on_end(self, link: Link) -> None:
+    def on_end(self, connection: PeerConnection) -> None:
         """Note that a connection has ended."""
-        if link.identity is not None and self._attempts.get(link.identity.instance) is link:
-            del self._attempts[link.identity.instance]
+        if (
+            connection.identity is not None
+            and self._attempts.get(connection.identity.instance) is connection
+        ):
+            del self._attempts[connection.identity.instance]
 
     def is_under_way(self, identity: Identity) -> bool:
         """Return whether a listener may have started a session that this node does not know yet."""
@@ -136,35 +141,35 @@ class Greetings:
             incarnation: its incarnation before this handshake.
             dialed: whether this node has dialed it.
         """
-        own, name = self._identity.node_id, identity.node_id
+        node_id, peer_id = self._identity.node_id, identity.node_id
         if self._is_closing():
-            return Refusal("closing", f"node {own} is closing")
-        peer = self._peers.get(name)
+            return Refusal("closing", f"node {node_id} is closing")
+        peer = self._peers.get(peer_id)
         if peer is None and self._is_full():
             return Refusal(
                 "full",
-                f"node {own} already has {self._options.max_peers} peers, the most that it "
+                f"node {node_id} already has {self._options.max_peers} peers, the most that it "
                 "accepts; raise max_peers in its NodeOptions",
             )
         if (
             peer is not None
-            and peer.link is not None
+            and peer.connection is not None
             and peer.session.identity.instance == identity.instance
-            and self._stays(peer.link, name, dialed=dialed)
+            and self._stays(peer.connection, peer_id, dialed=dialed)
         ):
             # Otherwise the two connections would keep replacing each other.
-            return Refusal("connected", f"nodes {own} and {name} are already connected")
+            return Refusal("connected", f"nodes {node_id} and {peer_id} are already connected")
         return self._members.admit(identity, incarnation)
 
-    def _stays(self, link: Link, peer: str, *, dialed: bool) -> bool:
+    def _stays(self, connection: PeerConnection, peer: str, *, dialed: bool) -> bool:
         """Return whether a connection stays if there is another one with the same process.
 
         A node that dials twice keeps its first connection; its listener cannot know whether that
         one still works. If each of the two has dialed, both keep the one that the same node dialed.
         """
-        if link.dialed == dialed:
+        if connection.dialed == dialed:
             return dialed
-        return link.dialed == (self._identity.node_id < peer)
+        return connection.dialed == (self._identity.node_id < peer)
 
     def _is_full(self) -> bool:
         """Return whether one more peer would be too many; forgotten ones make room."""
@@ -174,35 +179,35 @@ class Greetings:
         return len(self._peers) >= most
 
     def _on_dialer(
-        self, link: Link, handshake: ListenerHandshake, raw: memoryview
+        self, connection: PeerConnection, handshake: ListenerHandshake, raw: memoryview
     ) -> tuple[FrameType, Session | None]:
         frame, session = Frame(FrameType.HELLO), None
         try:
             frame = _read(raw)
             if frame.type is FrameType.HELLO:
                 challenge = handshake.on_hello(frame.metadata)
-                self._put(link, FrameType.CHALLENGE, challenge)
+                self._put(connection, FrameType.CHALLENGE, challenge)
             elif frame.type is FrameType.AUTH:
                 welcome, session = handshake.on_auth(frame.metadata)
-                self._put(link, FrameType.WELCOME, welcome)
+                self._put(connection, FrameType.WELCOME, welcome)
             else:
                 raise FrameError(f"got {frame.type.name} before the handshake")
         except (HandshakeRefused, AuthError) as error:
             refusal = handshake.refusal(error, frame.metadata)
-            self._put(link, FrameType.REFUSED, refusal)
-            link.is_over = True
+            self._put(connection, FrameType.REFUSED, refusal)
+            connection.is_over = True
             return FrameType.REFUSED, None
         return frame.type, session
 
     def _on_listener(
-        self, link: Link, handshake: DialerHandshake, raw: memoryview
+        self, connection: PeerConnection, handshake: DialerHandshake, raw: memoryview
     ) -> tuple[FrameType, Session | None]:
         frame, session = _read(raw), None
         if frame.type is FrameType.REFUSED:
             raise handshake.on_refused(frame.metadata)
-        if frame.type is FrameType.CHALLENGE and link.identity is None:
+        if frame.type is FrameType.CHALLENGE and connection.identity is None:
             auth = handshake.on_challenge(frame.metadata)
-            identity = link.identity = handshake.listener
+            identity = connection.identity = handshake.listener
             assert identity is not None
             if self.is_under_way(identity):
                 # The listener would replace the other connection, which may just be complete.
@@ -210,11 +215,11 @@ class Greetings:
                     f"node {identity.node_id} is being dialed over another connection",
                     code="connected",
                 )
-            self._attempts[identity.instance] = link
-            self._put(link, FrameType.AUTH, auth)
+            self._attempts[identity.instance] = connection
+            self._put(connection, FrameType.AUTH, auth)
         elif frame.type is FrameType.WELCOME:
             session = handshake.on_welcome(frame.metadata)
-            self.on_end(link)
+            self.on_end(connection)
         else:
             raise FrameError(
                 f"got {frame.type.name} in the handshake; check the address, and install the same "
@@ -222,10 +227,10 @@ class Greetings:
             )
         return frame.type, session
 
-    def _put(self, link: Link, kind: FrameType, content: bytes) -> None:
+    def _put(self, connection: PeerConnection, kind: FrameType, content: bytes) -> None:
         frame = Frame(kind, incarnation=self.incarnation, metadata=content)
         # The first states, which are urgent, must not overtake it.
-        link.route.put(encode_frame(frame, max_size=MAX_STRANGER_BYTES), urgent=True)
+        connection.route.put(encode_frame(frame, max_size=MAX_STRANGER_BYTES), urgent=True)
 
 
 def _read(raw: memoryview) -> Frame:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dmiddleware.errors import FrameError
 from dmiddleware.router.protocol.fragments import Assembly
-from dmiddleware.router.protocol.session import PeerSession
+from dmiddleware.router.protocol.peer import Peer
 
 __all__ = ["MemoryGrants"]
 
@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 class _Wanted(NamedTuple):
     """A large frame that a peer asks memory for."""
 
-    peer: PeerSession
+    peer: Peer
     stream: int
     sequence: int
     total: int
@@ -38,14 +38,14 @@ class MemoryGrants:
     """
 
     def __init__(
-        self, max_bytes: int, *, peers: Mapping[str, PeerSession], gone: Mapping[str, PeerSession]
+        self, max_bytes: int, *, peers: Mapping[str, Peer], gone: Mapping[str, Peer]
     ) -> None:
         self._max_bytes = max_bytes
         self._peers = peers
         self._gone = gone
         self.wanted: deque[_Wanted] = deque()
 
-    def ask(self, peer: PeerSession, stream: int, sequence: int, total: int) -> None:
+    def ask(self, peer: Peer, stream: int, sequence: int, total: int) -> None:
         """Note that a peer asks for memory; call :meth:`grant` next.
 
         Raises:
@@ -56,12 +56,12 @@ class MemoryGrants:
                 f"node {peer.node_id} wants to send a frame of {total} bytes, but this node has "
                 f"announced that it accepts at most {self._max_bytes}"
             )
-        if any(one.peer is peer and one.stream == stream for one in self.wanted):
+        if any(request.peer is peer and request.stream == stream for request in self.wanted):
             raise FrameError(f"node {peer.node_id} asks twice for the memory of a large frame")
         peer.incoming.check_next(stream, sequence)
         self.wanted.append(_Wanted(peer, stream, sequence, total))
 
-    def grant(self) -> list[PeerSession]:
+    def grant(self) -> list[Peer]:
         """Grant what is possible; return the peers that need an answer."""
         granted = []
         while self.wanted and (memory := self._memory_for(self.wanted[0])) is not None:
@@ -70,17 +70,17 @@ class MemoryGrants:
             granted.append(peer)
         return granted
 
-    def drop(self, peer: PeerSession) -> None:
+    def drop(self, peer: Peer) -> None:
         """Forget what a peer has asked for; over its next connection it asks again."""
-        self.wanted = deque(one for one in self.wanted if one.peer is not peer)
+        self.wanted = deque(request for request in self.wanted if request.peer is not peer)
         peer.incoming.on_restart()
 
-    def _memory_for(self, wanted: _Wanted) -> Assembly | None:
+    def _memory_for(self, request: _Wanted) -> Assembly | None:
         """Return memory for a large frame; None: there is none at the moment."""
-        peer, stream, sequence, total = wanted
-        known = peer.incoming.assembly(stream, sequence)
-        if known is not None and known.total == total:
-            return known
+        peer, stream, sequence, total = request
+        assembly = peer.incoming.assembly(stream, sequence)
+        if assembly is not None and assembly.total == total:
+            return assembly
         peer.incoming.drop_unfinished(stream)
         if self._n_held() + total > self._max_bytes:
             for gone in self._gone.values():

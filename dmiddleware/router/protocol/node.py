@@ -21,7 +21,7 @@ from dmiddleware.router.protocol.handshake import Identity, Session, check_incar
 from dmiddleware.router.protocol.membership import SAID_GOODBYE, Membership, MembershipChange
 from dmiddleware.router.protocol.memory_grants import MemoryGrants
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import Link, PeerSession
+from dmiddleware.router.protocol.peer import Peer, PeerConnection
 from dmiddleware.router.protocol.session_frames import URGENT, SessionFrames, States
 from dmiddleware.router.protocol.streams import EventBatch
 from dmiddleware.router.protocol.subscriptions import Subscriptions
@@ -53,7 +53,7 @@ class TakenEvent(NamedTuple):
     """
 
     event: EncodedEvent
-    peer: PeerSession
+    peer: Peer
     acknowledges: bool = False
 
 
@@ -77,9 +77,9 @@ class NodeProtocol:
             have ended.
         subscriptions: which peer receives which events.
         changes: membership changes that the router has not processed yet.
-        unsent: the links to check for something to send, as an ordered set; the router clears it.
-            Those of peers that an event is offered to are not added.
-        ended: the links to close, with the reasons; the router clears it.
+        unsent: the connections to check for something to send, as an ordered set; the router clears
+            it. Those of peers that an event is offered to are not added.
+        ended: the connections to close, with the reasons; the router clears it.
         n_refused: how many handshakes and frames were refused.
         undelivered: accepted reliable events that were dropped because their peer said goodbye or
             was gone for too long, by node id and event.
@@ -98,10 +98,10 @@ class NodeProtocol:
     ) -> None:
         self.identity = identity
         self.options = options
-        self.peers: dict[str, PeerSession] = {}
-        self.with_events: dict[PeerSession, None] = {}
-        self.unsent: dict[Link, None] = {}
-        self.ended: list[tuple[Link, str]] = []
+        self.peers: dict[str, Peer] = {}
+        self.with_events: dict[Peer, None] = {}
+        self.unsent: dict[PeerConnection, None] = {}
+        self.ended: list[tuple[PeerConnection, str]] = []
         self.subscriptions = Subscriptions(identity.node_id, self.peers, options, self.unsent)
         self.changes: list[MembershipChange] = []
         self.n_refused = 0
@@ -125,9 +125,9 @@ class NodeProtocol:
             make_room=self._remove_forgotten,
             is_closing=lambda: self.closing,
         )
-        self._gone: dict[str, PeerSession] = {}
+        self._gone: dict[str, Peer] = {}
         self._holds: Callable[[EncodedEvent], bool] | None = None
-        self._held: dict[PeerSession, None] = {}
+        self._held: dict[Peer, None] = {}
         self._memory = MemoryGrants(options.max_event_bytes, peers=self.peers, gone=self._gone)
         self._accepts = True
 
@@ -149,8 +149,8 @@ class NodeProtocol:
         if accepting != self._accepts:
             self._accepts = accepting
             for peer in self.peers.values():
-                if peer.link is not None:
-                    peer.link.owes_resend = accepting
+                if peer.connection is not None:
+                    peer.connection.owes_resend = accepting
                     self._owe_states(peer)
                     self._memory.drop(peer)
 
@@ -170,8 +170,8 @@ class NodeProtocol:
             return None
         outbox = peer.outgoing.outbox_handled if handled else peer.outgoing.outbox
         is_accepted = outbox.offer(event)
-        if peer.link is not None and not outbox.is_holding:
-            self.unsent[peer.link] = None
+        if peer.connection is not None and not outbox.is_holding:
+            self.unsent[peer.connection] = None
         return is_accepted
 
     def hold(self, holds: Callable[[EncodedEvent], bool] | None) -> None:
@@ -192,16 +192,16 @@ class NodeProtocol:
         Fewer large events are returned: while they wait for a handler they belong in the inbox,
         where they count against its bound.
         """
-        taken: list[TakenEvent] = []
+        events: list[TakenEvent] = []
         for peer in list(self.with_events):
             incoming = peer.incoming
             handled, others = incoming.take(n, max_bytes=TAKE_BYTES, holds=self._holds)
-            taken += [TakenEvent(event, peer, acknowledges=True) for event in handled]
+            events += [TakenEvent(event, peer, acknowledges=True) for event in handled]
             for event in others:
                 if event.event == SUBSCRIPTIONS_EVENT:
                     self._on_announcement(peer, event)
                 else:
-                    taken.append(TakenEvent(event, peer))
+                    events.append(TakenEvent(event, peer))
             is_empty = not incoming.inbox.n_bytes and not incoming.inbox_handled.n_bytes
             if is_empty and len(others) < n:
                 del self.with_events[peer]
@@ -215,9 +215,9 @@ class NodeProtocol:
             self._note_due(peer)
         if self._memory.wanted:
             self._grant_memory()
-        return taken
+        return events
 
-    def on_handled(self, peer: PeerSession) -> None:
+    def on_handled(self, peer: Peer) -> None:
         """Note that a peer's oldest event with ``acknowledges`` has been handled."""
         peer.incoming.inbox_handled.on_handled()
         self._note_due(peer)
@@ -242,8 +242,8 @@ class NodeProtocol:
         silent = self._members.tick(now)
         for change in silent:
             peer = self.peers.get(change.member.node_id)
-            if peer is not None and peer.link is not None:
-                self._close(peer.link, change.reason)
+            if peer is not None and peer.connection is not None:
+                self._close(peer.connection, change.reason)
         self._record(silent, now)
         self._grant_memory()
         forgotten = [
@@ -269,45 +269,45 @@ class NodeProtocol:
     def beat(self) -> None:
         """Let all peers know that this node is alive."""
         for peer in self.peers.values():
-            if peer.link is not None:
+            if peer.connection is not None:
                 kind = FrameType.STATE if peer.incoming.has_news else FrameType.HEARTBEAT
-                peer.link.owed[kind] = 1
-                self.unsent[peer.link] = None
+                peer.connection.owed[kind] = 1
+                self.unsent[peer.connection] = None
 
     def drain(self) -> None:
         """Have everything acknowledged soon, because nothing may follow."""
         for peer in self.peers.values():
             peer.outgoing.drain()
-            if peer.link is not None:
-                self.unsent[peer.link] = None
+            if peer.connection is not None:
+                self.unsent[peer.connection] = None
 
     def say_goodbye(self) -> None:
         """Tell each peer that this node leaves for good."""
         for peer in self.peers.values():
-            if peer.link is not None:
+            if peer.connection is not None:
                 # The peer counts as lost what it does not know to have arrived.
                 if peer.incoming.has_news:
-                    peer.link.owed[FrameType.STATE] = 1
-                peer.link.owed[FrameType.BYE] = 1
-                self.unsent[peer.link] = None
+                    peer.connection.owed[FrameType.STATE] = 1
+                peer.connection.owed[FrameType.BYE] = 1
+                self.unsent[peer.connection] = None
 
-    def on_end(self, link: Link, reason: str, now: float) -> None:
+    def on_end(self, connection: PeerConnection, reason: str, now: float) -> None:
         """Note that a connection has ended."""
-        self._detach(link)
-        self._greetings.on_end(link)
-        identity = link.identity
+        self._detach(connection)
+        self._greetings.on_end(connection)
+        identity = connection.identity
         if identity is None:
             return
         peer = self.peers.get(identity.node_id)
         # While the peer may have replaced the connection by another one, it has not left.
         if (
             peer is not None
-            and peer.link is None
+            and peer.connection is None
             and peer.session.identity.instance == identity.instance
             and not self._greetings.is_under_way(identity)
         ):
             self._record(self._members.on_left(peer.node_id, reason), now)
-            if link.said_goodbye:
+            if connection.said_goodbye:
                 self._remove(peer)
 
     def on_progress(self, node_id: str, now: float) -> None:
@@ -321,18 +321,23 @@ class NodeProtocol:
         """Return the peers that have been silent for a while and count as lost soon."""
         return self._members.quiet(now)
 
-    def dial(self, link: Link) -> None:
+    def dial(self, connection: PeerConnection) -> None:
         """Start a handshake over a connection that this node has dialed."""
-        self._greetings.dial(link)
-        self.unsent[link] = None
+        self._greetings.dial(connection)
+        self.unsent[connection] = None
 
     def on_frame(
-        self, link: Link, raw: memoryview, now: float, *, body_digest: bytes | None = None
+        self,
+        connection: PeerConnection,
+        raw: memoryview,
+        now: float,
+        *,
+        body_digest: bytes | None = None,
     ) -> FrameType:
         """Process a frame.
 
         Args:
-            link: the connection over which it has arrived.
+            connection: the connection over which it has arrived.
             raw: the received frame.
             now: the time in seconds.
             body_digest: see :func:`~dmiddleware.router.wire.frame.decode_frame`.
@@ -346,17 +351,17 @@ class NodeProtocol:
             HandshakeRefused: if the peer refuses this node, or the other way round; close the
                 connection.
         """
-        if link.is_over:
-            if link.session is None:
+        if connection.is_over:
+            if connection.session is None:
                 raise FrameError("got a frame after a refusal")
             return FrameType.BYE
-        session, peer = link.session, link.peer
+        session, peer = connection.session, connection.peer
         if session is None or peer is None:
-            kind, started = self._greetings.on_frame(link, raw)
-            self.unsent[link] = None
+            kind, started = self._greetings.on_frame(connection, raw)
+            self.unsent[connection] = None
             self.n_refused += kind is FrameType.REFUSED
             if started is not None:
-                self._start_session(link, started, now)
+                self._start_session(connection, started, now)
             return kind
         frame = session.read(raw, body_digest=body_digest)
         peer.counters.received_frames += 1
@@ -367,108 +372,114 @@ class NodeProtocol:
         if frame.type is FrameType.HEARTBEAT:
             return frame.type
         if frame.type is not FrameType.DATA and frame.type is not FrameType.FRAGMENT:
-            self._on_control(link, peer, frame, now)
-        elif self._accepts and not link.owes_resend and not link.n_resends:
+            self._on_control(connection, peer, frame, now)
+        elif self._accepts and not connection.owes_resend and not connection.n_resends:
             self._on_data(peer, frame)
         self._note_due(peer)
         return frame.type
 
-    def fill(self, link: Link) -> None:
+    def fill(self, connection: PeerConnection) -> None:
         """Make the frames that can be sent over a connection now."""
-        route, peer = link.route, link.peer
-        link.is_stalled = False
-        if link.is_over or peer is None:
+        route, peer = connection.route, connection.peer
+        connection.is_stalled = False
+        if connection.is_over or peer is None:
             return
-        if link.owed:
-            self._put_owed(link, peer)
+        if connection.owed:
+            self._put_owed(connection, peer)
         while route.has_room:
             batch = peer.outgoing.next_batch()
             if batch is None:
                 break
             if batch.fragment is not None:
                 contents = fragment_contents(batch.events[0], batch.fragment)
-                self._put(link, FrameType.FRAGMENT, contents, batch)
+                self._put(connection, FrameType.FRAGMENT, contents, batch)
             elif batch.sequence:
-                self._put(link, FrameType.DATA, frame_contents(batch.events), batch)
+                self._put(connection, FrameType.DATA, frame_contents(batch.events), batch)
             else:
-                self._put(link, FrameType.ASK, _NO_CONTENTS, batch)
+                self._put(connection, FrameType.ASK, _NO_CONTENTS, batch)
         else:
-            link.is_stalled = True
+            connection.is_stalled = True
             return
-        if link.owed.pop(FrameType.BYE, 0):
-            link.said_goodbye = True
-            self._put(link, FrameType.BYE, _NO_CONTENTS)
+        if connection.owed.pop(FrameType.BYE, 0):
+            connection.said_goodbye = True
+            self._put(connection, FrameType.BYE, _NO_CONTENTS)
 
-    def _put_owed(self, link: Link, peer: PeerSession) -> None:
+    def _put_owed(self, connection: PeerConnection, peer: Peer) -> None:
         """Put what is sent before events, and however full the connection is."""
-        owed = link.owed
+        owed = connection.owed
         is_heartbeat_due = owed.pop(FrameType.HEARTBEAT, 0)
         if owed.pop(FrameType.STATE, 0):
             states = peer.incoming.take_states(
-                since=peer.since, accepts=self._accepts, resend=link.owes_resend
+                since=peer.since, accepts=self._accepts, resend=connection.owes_resend
             )
-            link.n_resends += link.owes_resend
-            link.owes_resend = False
-            self._put(link, FrameType.STATE, states.contents())
+            connection.n_resends += connection.owes_resend
+            connection.owes_resend = False
+            self._put(connection, FrameType.STATE, states.contents())
         elif is_heartbeat_due:
-            self._put(link, FrameType.HEARTBEAT, _NO_CONTENTS)
+            self._put(connection, FrameType.HEARTBEAT, _NO_CONTENTS)
         for _ in range(owed.pop(FrameType.AGAIN, 0)):
-            self._put(link, FrameType.AGAIN, _NO_CONTENTS)
+            self._put(connection, FrameType.AGAIN, _NO_CONTENTS)
         is_proof_due = owed.pop(FrameType.SHARE, 0)
-        if is_proof_due and link.sharing is not None and (proof := link.sharing.proof()):
-            self._put(link, FrameType.SHARE, FrameContents(proof))
+        if (
+            is_proof_due
+            and connection.sharing is not None
+            and (proof := connection.sharing.proof())
+        ):
+            self._put(connection, FrameType.SHARE, FrameContents(proof))
 
-    def _on_control(self, link: Link, peer: PeerSession, frame: Frame, now: float) -> None:
+    def _on_control(self, connection: PeerConnection, peer: Peer, frame: Frame, now: float) -> None:
         if frame.type is FrameType.STATE:
-            self._on_states(link, peer, States.read(frame))
-        elif frame.type is FrameType.AGAIN and link.n_resends:
-            link.n_resends -= 1
+            self._on_states(connection, peer, States.read(frame))
+        elif frame.type is FrameType.AGAIN and connection.n_resends:
+            connection.n_resends -= 1
         elif frame.type is FrameType.ASK:
             peer.incoming.on_ask(frame.stream)
         elif frame.type is FrameType.SHARE:
-            if link.sharing is not None:
-                link.sharing.agree(bytes(frame.metadata))
+            if connection.sharing is not None:
+                connection.sharing.agree(bytes(frame.metadata))
         elif frame.type is FrameType.BYE:
-            self._on_goodbye(link, peer, now)
+            self._on_goodbye(connection, peer, now)
         else:
             raise FrameError(
                 f"got a {frame.type.name} frame in a session; install the same version of "
                 "dmiddleware on all hosts"
             )
 
-    def _start_session(self, link: Link, session: Session, now: float) -> None:
+    def _start_session(self, connection: PeerConnection, session: Session, now: float) -> None:
         self.n_sessions += 1
         self._greetings.incarnation = max(self.incarnation, session.own_incarnation)
-        link.identity = session.identity
-        known = self.peers.get(session.identity.node_id)
-        if known is not None and known.link is not None:
-            self._close(known.link, "a newer connection has replaced this one")
-        link.session = SessionFrames(session, dialed=link.dialed, cover_body=link.covers_body)
-        link.owed[FrameType.SHARE] = 1
-        if known is None or known.session.identity.instance != session.identity.instance:
-            self._start_over(link, session, known)
+        connection.identity = session.identity
+        peer = self.peers.get(session.identity.node_id)
+        if peer is not None and peer.connection is not None:
+            self._close(peer.connection, "a newer connection has replaced this one")
+        connection.session = SessionFrames(
+            session, dialed=connection.dialed, cover_body=connection.covers_body
+        )
+        connection.owed[FrameType.SHARE] = 1
+        if peer is None or peer.session.identity.instance != session.identity.instance:
+            self._start_over(connection, session, peer)
         else:
-            known.session, known.link, link.peer = session, link, known
-            if known.avoids_sharing:
-                link.sharing, known.avoids_sharing = None, False
-            self._owe_states(known)
-            known.outgoing.on_connect(session.limits.inbox_bytes)
+            peer.session, peer.connection, connection.peer = session, connection, peer
+            if peer.avoids_sharing:
+                connection.sharing, peer.avoids_sharing = None, False
+            self._owe_states(peer)
+            peer.outgoing.on_connect(session.limits.inbox_bytes)
             self.subscriptions.on_peers_changed()
         self._record(self._members.on_session(session, now), now)
 
-    def _start_over(self, link: Link, session: Session, known: PeerSession | None) -> PeerSession:
+    def _start_over(self, connection: PeerConnection, session: Session, old: Peer | None) -> Peer:
         """Start with a process that is new, or that has been forgotten, or has forgotten this one.
 
         Args:
-            link: the connection with it.
+            connection: the connection with it.
             session: the session.
-            known: what this node has for the peer or its predecessor.
+            old: what this node has for the peer or its predecessor.
         """
-        if known is not None:
-            self._note_ended(known)
-            known.link = None
-        peer = PeerSession.start(session, known, self.options)
-        peer.link, link.peer = link, peer
+        if old is not None:
+            self._note_ended(old)
+            old.connection = None
+        peer = Peer.start(session, old, self.options)
+        peer.connection, connection.peer = connection, peer
         self.peers[peer.node_id] = peer
         peer.outgoing.on_connect(session.limits.inbox_bytes)
         self._owe_states(peer)
@@ -476,15 +487,15 @@ class NodeProtocol:
         self.subscriptions.announce_to(peer)
         return peer
 
-    def _on_goodbye(self, link: Link, peer: PeerSession, now: float) -> None:
+    def _on_goodbye(self, connection: PeerConnection, peer: Peer, now: float) -> None:
         """Note that a peer leaves for good, or that this node has left it."""
-        if link.said_goodbye:
-            self._close(link, SAID_GOODBYE)
+        if connection.said_goodbye:
+            self._close(connection, SAID_GOODBYE)
         else:
             # The peer closes the connection when it has the answer.
-            self._detach(link)
-            self._put(link, FrameType.BYE, _NO_CONTENTS)
-            self.unsent[link] = None
+            self._detach(connection)
+            self._put(connection, FrameType.BYE, _NO_CONTENTS)
+            self.unsent[connection] = None
         reason = SAID_GOODBYE
         if self.peers.get(peer.node_id) is peer and (n_dropped := self._drop_outgoing(peer)):
             reason += f"; {n_dropped} events that it had not accepted were dropped"
@@ -492,21 +503,21 @@ class NodeProtocol:
         self.n_sessions += 1
         self._remove(peer)
 
-    def _close(self, link: Link, reason: str) -> None:
+    def _close(self, connection: PeerConnection, reason: str) -> None:
         """End a connection, without noting that the peer has left."""
-        self._detach(link)
-        self.ended.append((link, reason))
+        self._detach(connection)
+        self.ended.append((connection, reason))
 
-    def _detach(self, link: Link) -> None:
+    def _detach(self, connection: PeerConnection) -> None:
         """Stop using a connection."""
-        link.is_over = True
-        self.unsent.pop(link, None)
-        peer = link.peer
-        if peer is not None and peer.link is link:
-            peer.link = None
+        connection.is_over = True
+        self.unsent.pop(connection, None)
+        peer = connection.peer
+        if peer is not None and peer.connection is connection:
+            peer.connection = None
             self._memory.drop(peer)
 
-    def _remove(self, peer: PeerSession) -> None:
+    def _remove(self, peer: Peer) -> None:
         if self.peers.get(peer.node_id) is peer:
             self._note_ended(peer)
             del self.peers[peer.node_id]
@@ -516,25 +527,25 @@ class NodeProtocol:
         for peer in [peer for peer in self.peers.values() if peer.forgotten]:
             self._remove(peer)
 
-    def _drop_outgoing(self, peer: PeerSession) -> int:
+    def _drop_outgoing(self, peer: Peer) -> int:
         """Drop and count what is waiting for a peer; return the number of reliable events."""
         lost = peer.outgoing.give_up()
         if lost:
             self.undelivered.setdefault(peer.node_id, Counter()).update(lost)
         return lost.total()
 
-    def _note_ended(self, peer: PeerSession) -> None:
+    def _note_ended(self, peer: Peer) -> None:
         """Note that a process has ended, or is removed; its events can still be taken."""
         self._take_announcements(peer)
         peer.incoming.drop_unfinished()
         self._gone.pop(peer.node_id, None)
 
-    def _take_announcements(self, peer: PeerSession) -> None:
+    def _take_announcements(self, peer: Peer) -> None:
         """Process the subscriptions that a peer has announced, ahead of the events before them."""
         for event in peer.incoming.inbox.take_out(_is_announcement):
             self._on_announcement(peer, event)
 
-    def _on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
+    def _on_announcement(self, peer: Peer, event: EncodedEvent) -> None:
         try:
             self.subscriptions.on_announcement(peer, event)
         except FrameError as error:
@@ -556,17 +567,17 @@ class NodeProtocol:
                     self.subscriptions.readmit(peer)
         self.changes += changes
 
-    def _owe_states(self, peer: PeerSession) -> None:
-        if peer.link is not None:
-            peer.link.owed[FrameType.STATE] = 1
-            self.unsent[peer.link] = None
+    def _owe_states(self, peer: Peer) -> None:
+        if peer.connection is not None:
+            peer.connection.owed[FrameType.STATE] = 1
+            self.unsent[peer.connection] = None
 
-    def _note_due(self, peer: PeerSession) -> None:
+    def _note_due(self, peer: Peer) -> None:
         """Send the peer the states of its inboxes, if they have changed enough."""
         if peer.incoming.is_due:
             self._owe_states(peer)
 
-    def _on_data(self, peer: PeerSession, frame: Frame) -> None:
+    def _on_data(self, peer: Peer, frame: Frame) -> None:
         stream, sequence, incoming = frame.stream, frame.data_sequence, peer.incoming
         if frame.type is FrameType.FRAGMENT:
             fragment = Fragment.of(frame)
@@ -589,15 +600,15 @@ class NodeProtocol:
             incoming.on_ask(stream, until_empty=False)
         self.with_events[peer] = None
 
-    def _on_states(self, link: Link, peer: PeerSession, states: States) -> None:
+    def _on_states(self, connection: PeerConnection, peer: Peer, states: States) -> None:
         """Process what a peer says about the streams to it."""
-        self.unsent[link] = None
+        self.unsent[connection] = None
         if states.resend:
             peer.outgoing.on_connect(peer.session.limits.inbox_bytes)
-            link.owed[FrameType.AGAIN] += 1
+            connection.owed[FrameType.AGAIN] += 1
         if states.since != peer.since and peer.since != peer.session.number:
             # One of the two does not remember the other, or only from another session.
-            peer = self._start_over(link, peer.session, peer)
+            peer = self._start_over(connection, peer.session, peer)
         # Otherwise the peer starts over when it gets the states of this node.
         if states.since == peer.since:
             peer.outgoing.on_states(states)
@@ -608,13 +619,13 @@ class NodeProtocol:
 
     def _put(
         self,
-        link: Link,
+        connection: PeerConnection,
         kind: FrameType,
         contents: FrameContents,
         batch: EventBatch = _NO_EVENTS,
     ) -> None:
         """Add a frame to a connection with a session."""
-        session, peer = link.session, link.peer
+        session, peer = connection.session, connection.peer
         assert session is not None and peer is not None
         frame = session.make(
             kind,
@@ -626,4 +637,4 @@ class NodeProtocol:
         )
         peer.counters.sent_frames += 1
         peer.counters.sent_bytes += frame.size
-        link.route.put(frame, urgent=kind in URGENT)
+        connection.route.put(frame, urgent=kind in URGENT)

@@ -12,7 +12,7 @@ from msgspec import Meta
 from dmiddleware.errors import FrameError, FrameTooLarge, RouterError
 from dmiddleware.event_names import base_name, is_glob
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import Link, PeerSession
+from dmiddleware.router.protocol.peer import Peer, PeerConnection
 from dmiddleware.router.wire.envelope import (
     FRAME_OVERHEAD,
     MAX_EVENT_NAME,
@@ -55,9 +55,9 @@ class Subscriptions:
     def __init__(
         self,
         node_id: str,
-        peers: Mapping[str, PeerSession],
+        peers: Mapping[str, Peer],
         options: NodeOptions,
-        unsent: dict[Link, None],
+        unsent: dict[PeerConnection, None],
     ) -> None:
         self.ready: set[str] = set()
         self.n_announcements = 0
@@ -78,11 +78,11 @@ class Subscriptions:
         Raises:
             ValueError: if these are more than ``max_event_names``, or too many of them are globs.
         """
-        own = tuple(sorted(set(patterns)))
-        if (problem := self._problem(own)) is not None:
+        names = tuple(sorted(set(patterns)))
+        if (problem := self._problem(names)) is not None:
             raise ValueError(problem)
-        if own != self._own:
-            self._own = own
+        if names != self._own:
+            self._own = names
             self._announce()
 
     def announce_ready(self) -> None:
@@ -91,7 +91,7 @@ class Subscriptions:
             self._is_ready = True
             self._announce()
 
-    def announce_to(self, peer: PeerSession) -> None:
+    def announce_to(self, peer: Peer) -> None:
         """Announce this node's subscriptions to a peer; a forgotten one gets them on return."""
         if peer.forgotten:
             return
@@ -106,14 +106,14 @@ class Subscriptions:
 
     def subscribers(self, event: str) -> tuple[str, ...]:
         """Return the peers that receive an event, disconnected ones that may return included."""
-        found = self._subscribers.get(event)
-        if found is None:
-            found = self._subscribers[event] = tuple(
+        node_ids = self._subscribers.get(event)
+        if node_ids is None:
+            node_ids = self._subscribers[event] = tuple(
                 peer.node_id
                 for peer in self._peers.values()
                 if not peer.forgotten and peer.subscribes_to(event)
             )
-        return found
+        return node_ids
 
     def check(self, event: EncodedEvent, targets: Collection[str]) -> None:
         """Check that this node may send an event to the targets: its name and its size.
@@ -126,8 +126,8 @@ class Subscriptions:
         if name in OWN_EVENTS:
             raise RouterError(f"{name!r} is emitted by the router itself; use another name")
         peers, new_to = self._peers, []
-        for one in targets:
-            peer = peers.get(one)
+        for node_id in targets:
+            peer = peers.get(node_id)
             if peer is None or name in peer.sent_names:
                 continue
             most = peer.session.limits.max_event_names
@@ -148,8 +148,8 @@ class Subscriptions:
 
     def _check_size(self, event: EncodedEvent, targets: Collection[str]) -> None:
         limit, who = self._options.max_event_bytes, f"this node ({self._node_id})"
-        for one in targets:
-            peer = self._peers.get(one)
+        for node_id in targets:
+            peer = self._peers.get(node_id)
             if peer is not None and peer.session.limits.max_event_bytes < limit:
                 limit, who = peer.session.limits.max_event_bytes, f"node {peer.node_id}"
         if event.size > limit - FRAME_OVERHEAD:
@@ -159,7 +159,7 @@ class Subscriptions:
                 "ditask --max-event-bytes, or NodeOptions(max_event_bytes=...) of the Router"
             )
 
-    def check_received_names(self, peer: PeerSession, events: Iterable[EncodedEvent]) -> None:
+    def check_received_names(self, peer: Peer, events: Iterable[EncodedEvent]) -> None:
         """Check that a peer may send events of these names.
 
         Raises:
@@ -204,7 +204,7 @@ class Subscriptions:
                 peer.outgoing.put_lossy(event)
                 self._note_queued(peer)
 
-    def on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
+    def on_announcement(self, peer: Peer, event: EncodedEvent) -> None:
         """Process the subscriptions that a peer announces.
 
         Raises:
@@ -241,7 +241,7 @@ class Subscriptions:
             )
         return None
 
-    def readmit(self, peer: PeerSession) -> None:
+    def readmit(self, peer: Peer) -> None:
         """Send to a forgotten peer again, starting with what it missed."""
         peer.forgotten = False
         self.on_peers_changed()
@@ -253,11 +253,11 @@ class Subscriptions:
         self._subscribers.clear()
         self._smallest_limit = None
 
-    def _note_queued(self, peer: PeerSession) -> None:
-        if peer.link is not None:
-            self._unsent[peer.link] = None
+    def _note_queued(self, peer: Peer) -> None:
+        if peer.connection is not None:
+            self._unsent[peer.connection] = None
 
-    def _send_latest(self, peer: PeerSession, had: Iterable[str]) -> None:
+    def _send_latest(self, peer: Peer, had: Iterable[str]) -> None:
         for name, event in self._latest.items():
             if name in had or not peer.subscribes_to(event.event):
                 continue

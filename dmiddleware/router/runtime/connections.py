@@ -22,7 +22,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.router.protocol.greetings import MAX_STRANGER_BYTES
 from dmiddleware.router.protocol.handshake import DialerHandshake
-from dmiddleware.router.protocol.session import Link
+from dmiddleware.router.protocol.peer import PeerConnection
 from dmiddleware.router.runtime.engine import TICK_S, Engine
 from dmiddleware.router.transport.framed_connection import Callbacks, FramedConnection
 from dmiddleware.router.transport.framed_listener import FramedListener
@@ -72,7 +72,7 @@ class _Target:
         next_at: when to dial, or when to close the connection unless there is a session; infinity:
             neither is due.
         pause_s: how long to wait after the next failure.
-        link: the connection.
+        connection: the current connection; None: there is none.
         started_at: when it was dialed.
         was_connected: whether there has been a session.
         refused_since: since when the peer has refused this node.
@@ -81,7 +81,7 @@ class _Target:
     address: str
     next_at: float
     pause_s: float = FIRST_PAUSE_S
-    link: Link | None = None
+    connection: PeerConnection | None = None
     started_at: float = 0.0
     was_connected: bool = False
     refused_since: float | None = None
@@ -113,9 +113,9 @@ class Connections:
         self._listener: FramedListener | None = None
         self._targets: dict[str, _Target] = {}
         # The connections whose peers have said goodbye, and when they are closed.
-        self._left: deque[tuple[float, Link]] = deque()
+        self._left: deque[tuple[float, PeerConnection]] = deque()
         # How many bytes had moved over the connections of silent peers.
-        self._moved: dict[Link, int] = {}
+        self._moved: dict[PeerConnection, int] = {}
         self._n_unreported = 0
         self._next_warning = -math.inf
 
@@ -133,12 +133,12 @@ class Connections:
         engine = self._engine
         covers_body = exposes_bytes(address)
 
-        def on_connection(connection: FramedConnection) -> Callbacks:
-            link = self._new_link(connection, dialed=False, covers_body=covers_body)
+        def on_connection(framed: FramedConnection) -> Callbacks:
+            connection = self._new_connection(framed, dialed=False, covers_body=covers_body)
             return Callbacks(
-                partial(self._on_frame, link, accepted=connection),
-                partial(self._on_end, link),
-                partial(engine.on_room, link),
+                partial(self._on_frame, connection, accepted=framed),
+                partial(self._on_end, connection),
+                partial(engine.on_room, connection),
             )
 
         # Peers may connect before the listener is returned, and wait for the lock.
@@ -164,8 +164,8 @@ class Connections:
         """Close the connection to an address, and dial it no more."""
         with self._engine.lock:
             target = self._targets.pop(address, None)
-            if target is not None and target.link is not None:
-                target.link.route.close()
+            if target is not None and target.connection is not None:
+                target.connection.route.close()
 
     def tick(self) -> float:
         """Dial and close what is due; return when to call this again."""
@@ -181,11 +181,11 @@ class Connections:
             for target in list(self._targets.values()):
                 if target.next_at > now:
                     continue
-                if target.link is None:
+                if target.connection is None:
                     self._dial(target, now)
                 else:
                     target.next_at = math.inf
-                    target.link.route.close(
+                    target.connection.route.close(
                         TransportError(f"{target.address} did not answer within {HANDSHAKE_S:g} s")
                     )
             due = [target.next_at for target in self._targets.values()]
@@ -201,21 +201,21 @@ class Connections:
     def is_settled(self) -> bool:
         """Whether no peer may count this node as connected that does not do so itself."""
         return not any(
-            link is not None
-            and link.session is None
-            and isinstance(link.handshake, DialerHandshake)
-            and link.handshake.awaits_welcome
-            for link in (target.link for target in self._targets.values())
+            connection is not None
+            and connection.session is None
+            and isinstance(connection.handshake, DialerHandshake)
+            and connection.handshake.awaits_welcome
+            for connection in (target.connection for target in self._targets.values())
         )
 
     def close(self) -> None:
         """Stop listening and dialing, and close all connections; wait until they are gone."""
         with self._engine.lock:
-            links = [target.link for target in self._targets.values()]
+            connections = [target.connection for target in self._targets.values()]
             self._targets.clear()
-        for link in links:
-            if link is not None:
-                link.route.close()
+        for connection in connections:
+            if connection is not None:
+                connection.route.close()
         if self._listener is not None:
             self._listener.close()
         if not self._transport.close(timeout_s=CLOSE_S):
@@ -234,11 +234,11 @@ class Connections:
         """Keep silent peers connected whose connections move bytes."""
         before, self._moved = self._moved, {}
         for node_id in self._engine.node.quiet_peers(now):
-            link = self._engine.node.peers[node_id].link
-            if link is None:
+            connection = self._engine.node.peers[node_id].connection
+            if connection is None:
                 continue
-            n_moved = self._moved[link] = link.route.n_moved
-            if before.get(link, n_moved) != n_moved:
+            n_moved = self._moved[connection] = connection.route.n_moved
+            if before.get(connection, n_moved) != n_moved:
                 self._engine.node.on_progress(node_id, now)
 
     def _dial(self, target: _Target, now: float) -> None:
@@ -249,29 +249,33 @@ class Connections:
             self._schedule(target, None, error, now)
             return
 
-        connection = FramedConnection(stream, max_frame_bytes=MAX_STRANGER_BYTES)
-        link = self._new_link(connection, dialed=True, covers_body=exposes_bytes(target.address))
-        target.link, target.started_at, target.next_at = link, now, now + HANDSHAKE_S
-        self._engine.node.dial(link)
-        connection.start(
+        framed = FramedConnection(stream, max_frame_bytes=MAX_STRANGER_BYTES)
+        connection = self._new_connection(
+            framed, dialed=True, covers_body=exposes_bytes(target.address)
+        )
+        target.connection, target.started_at, target.next_at = connection, now, now + HANDSHAKE_S
+        self._engine.node.dial(connection)
+        framed.start(
             Callbacks(
-                partial(self._on_frame, link, target=target),
-                partial(self._on_end, link, target=target),
-                partial(self._engine.on_room, link),
+                partial(self._on_frame, connection, target=target),
+                partial(self._on_end, connection, target=target),
+                partial(self._engine.on_room, connection),
             )
         )
-        connection.flush()
+        framed.flush()
 
-    def _new_link(self, connection: FramedConnection, *, dialed: bool, covers_body: bool) -> Link:
+    def _new_connection(
+        self, framed: FramedConnection, *, dialed: bool, covers_body: bool
+    ) -> PeerConnection:
         if self._memory is None:
-            return Link(connection, dialed=dialed, covers_body=covers_body)
-        sharing = self._memory.link()
-        connection.replace(sharing.put)
-        return Link(connection, dialed=dialed, covers_body=covers_body, sharing=sharing)
+            return PeerConnection(framed, dialed=dialed, covers_body=covers_body)
+        sharing = self._memory.sharing()
+        framed.replace(sharing.put)
+        return PeerConnection(framed, dialed=dialed, covers_body=covers_body, sharing=sharing)
 
     def _on_frame(
         self,
-        link: Link,
+        connection: PeerConnection,
         raw: memoryview,
         *,
         target: _Target | None = None,
@@ -279,58 +283,60 @@ class Connections:
     ) -> None:
         """Pass a frame to the node, and do what it asks for."""
         engine = self._engine
-        if link.sharing is not None:
+        if connection.sharing is not None:
             try:
-                raw = link.sharing.take(raw)
+                raw = connection.sharing.take(raw)
             except RouterError as error:
-                self._on_unreadable(link, error)
+                self._on_unreadable(connection, error)
                 return
         digest = digest_if_large(raw)
         with engine.lock:
             if engine.closing:
                 return
-            was_stranger, now = link.session is None, engine.clock.now()
+            was_stranger, now = connection.session is None, engine.clock.now()
             try:
-                kind = engine.node.on_frame(link, raw, now, body_digest=digest)
+                kind = engine.node.on_frame(connection, raw, now, body_digest=digest)
             except (FrameError, AuthError, HandshakeRefused) as error:
-                link.route.close(error)
+                connection.route.close(error)
                 return
-            if was_stranger and link.session is not None:
-                self._on_session(link, target, accepted)
+            if was_stranger and connection.session is not None:
+                self._on_session(connection, target, accepted)
             elif kind is FrameType.HELLO and accepted is not None and self._listener is not None:
                 self._listener.note_hello(accepted)
             elif kind is FrameType.BYE:
-                self._left.append((now + GOODBYE_S, link))
+                self._left.append((now + GOODBYE_S, connection))
                 engine.tick_by(now + GOODBYE_S)
             if kind is FrameType.HEARTBEAT and not engine.node.unsent:
                 return
-            links = engine.update()
-        engine.deliver_and_send(links)
+            connections = engine.update()
+        engine.deliver_and_send(connections)
 
-    def _on_unreadable(self, link: Link, error: RouterError) -> None:
+    def _on_unreadable(self, connection: PeerConnection, error: RouterError) -> None:
         """End a connection because of a ticket whose frame cannot be read."""
         with self._engine.lock:
             is_valid = not isinstance(error, FrameError)
-            if is_valid and link.peer is not None and link.sharing is not None:
+            if is_valid and connection.peer is not None and connection.sharing is not None:
                 # A frame may also be gone because the peer has closed the connection.
-                link.peer.avoids_sharing = not link.sharing.has_worked
-        link.route.close(error)
+                connection.peer.avoids_sharing = not connection.sharing.has_worked
+        connection.route.close(error)
 
     def _on_session(
-        self, link: Link, target: _Target | None, accepted: FramedConnection | None
+        self, connection: PeerConnection, target: _Target | None, accepted: FramedConnection | None
     ) -> None:
         if accepted is not None and self._listener is not None:
             self._listener.trust(accepted)
         if target is not None:
             target.was_connected, target.next_at = True, math.inf
             self._forget_refusals(target)
-            link.route.allow(MAX_FRAME_BYTES)
+            connection.route.allow(MAX_FRAME_BYTES)
 
-    def _on_end(self, link: Link, error: RouterError, *, target: _Target | None = None) -> None:
+    def _on_end(
+        self, connection: PeerConnection, error: RouterError, *, target: _Target | None = None
+    ) -> None:
         engine = self._engine
-        was_sharing = link.sharing is not None and link.sharing.is_agreed
-        if link.sharing is not None:
-            link.sharing.close()
+        was_sharing = connection.sharing is not None and connection.sharing.is_agreed
+        if connection.sharing is not None:
+            connection.sharing.close()
         with engine.lock:
             if engine.closing:
                 return
@@ -340,22 +346,24 @@ class Connections:
                 engine.tick_by(self._sweep_at)
             was_rejected = isinstance(error, FrameError | AuthError)
             engine.node.n_refused += was_rejected or isinstance(error, HandshakeRefused)
-            if was_rejected and (target is None or link.session is not None):
+            if was_rejected and (target is None or connection.session is not None):
                 self._warn(error, now)
-            engine.node.on_end(link, str(error) if was_rejected else _BROKE, now)
-            self._moved.pop(link, None)
-            if target is not None and target.link is link:
-                target.link = None
-                self._schedule(target, link, error, now)
-            links = engine.update()
-        engine.deliver_and_send(links)
+            engine.node.on_end(connection, str(error) if was_rejected else _BROKE, now)
+            self._moved.pop(connection, None)
+            if target is not None and target.connection is connection:
+                target.connection = None
+                self._schedule(target, connection, error, now)
+            connections = engine.update()
+        engine.deliver_and_send(connections)
 
-    def _schedule(self, target: _Target, link: Link | None, error: RouterError, now: float) -> None:
+    def _schedule(
+        self, target: _Target, connection: PeerConnection | None, error: RouterError, now: float
+    ) -> None:
         """Dial again after a while, unless the error ends this node."""
         _logger.debug("%s: %s", target.address, error)
         if self._targets.get(target.address) is not target:
             return
-        if link is not None and link.session is not None:
+        if connection is not None and connection.session is not None:
             if now - target.started_at >= LONGEST_PAUSE_S:
                 target.pause_s = FIRST_PAUSE_S
         elif self._is_final(target, error, now):

@@ -20,7 +20,7 @@ from dmiddleware.pipeline import Clock, Event
 from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.membership import MembershipChange
 from dmiddleware.router.protocol.node import NodeProtocol
-from dmiddleware.router.protocol.session import Link, PeerSession
+from dmiddleware.router.protocol.peer import Peer, PeerConnection
 from dmiddleware.router.runtime.receiver import DecodedEvent, Receiver
 from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.router.wire.codec import Codec
@@ -122,8 +122,8 @@ class Engine:
                 waiting = self._offer(event, encoded, targets)
             else:
                 self._put(event, encoded, targets, named=to is not None)
-            links = self._fill_unsent()
-        self.send(links)
+            connections = self._fill_unsent()
+        self.send(connections)
         if waiting:
             self._wait_for_room(event, encoded, waiting, targets)
 
@@ -143,7 +143,7 @@ class Engine:
             return None
         with self.lock:
             peer = self.node.peers.get(targets[0])
-            sharing = None if peer is None or peer.link is None else peer.link.sharing
+            sharing = None if peer is None or peer.connection is None else peer.connection.sharing
             if sharing is None or not sharing.is_agreed:
                 return None
         return memory.stage_arrays(arrays)
@@ -153,10 +153,12 @@ class Engine:
     ) -> tuple[str, ...]:
         """Return the subscribers among the named peers, and note the other named ones."""
         named = dict.fromkeys(map(str, to))
-        found = tuple(node_id for node_id in named if node_id in subscribers)
-        if len(found) < len(named):
-            self._note_unsubscribed(event, [one for one in named if one not in found])
-        return found
+        subscribed = tuple(node_id for node_id in named if node_id in subscribers)
+        if len(subscribed) < len(named):
+            self._note_unsubscribed(
+                event, [node_id for node_id in named if node_id not in subscribed]
+            )
+        return subscribed
 
     def _note_unsubscribed(self, event: Event, named: Sequence[str] = ()) -> None:
         """Count an emission that peers do not receive; it is an error if they must."""
@@ -235,7 +237,7 @@ class Engine:
             held = f"{peer.outgoing.n_messages} events, {peer.outgoing.n_bytes} bytes"
         return f"node {node_id} ({state}; its outbox holds {held})"
 
-    def update(self) -> list[Link]:
+    def update(self) -> list[PeerConnection]:
         """Process what a frame or the time has changed; called with the lock held.
 
         Returns:
@@ -249,49 +251,49 @@ class Engine:
                 self.receiver.add(_membership_event(change))
             self.members.notify_all()
             self.tick_by(now + TICK_S)
-        links = self._fill_unsent()
+        connections = self._fill_unsent()
         if node.ended:
             ended, node.ended = node.ended, []
-            for link, reason in ended:
-                link.route.close(TransportError(reason))
+            for connection, reason in ended:
+                connection.route.close(TransportError(reason))
         self.room.notify_all()
         if node.closing or node.n_sessions != self._n_sessions:
             self._n_sessions = node.n_sessions
             self.members.notify_all()
-        return links
+        return connections
 
-    def send(self, links: Iterable[Link]) -> None:
+    def send(self, connections: Iterable[PeerConnection]) -> None:
         """Send what waits on connections, and what can be made when there is room again."""
-        for link in links:
-            while link.route.flush() and link.is_stalled:
+        for connection in connections:
+            while connection.route.flush() and connection.is_stalled:
                 with self.lock:
-                    self.node.fill(link)
+                    self.node.fill(connection)
 
-    def on_room(self, link: Link) -> None:
+    def on_room(self, connection: PeerConnection) -> None:
         """Continue with a connection that has room again."""
         with self.lock:
-            self.node.fill(link)
-        self.send((link,))
+            self.node.fill(connection)
+        self.send((connection,))
 
-    def _fill_unsent(self) -> list[Link]:
+    def _fill_unsent(self) -> list[PeerConnection]:
         """Make the frames that can be sent now; called with the lock held.
 
         Returns:
             Their connections.
         """
-        links = list(self.node.unsent)
+        connections = list(self.node.unsent)
         self.node.unsent.clear()
-        for link in links:
-            self.node.fill(link)
-        return links
+        for connection in connections:
+            self.node.fill(connection)
+        return connections
 
     def _send_unsent(self) -> None:
         """Send what has become due because events were taken."""
         with self.lock:
-            links = self.update()
-        self.send(links)
+            connections = self.update()
+        self.send(connections)
 
-    def _on_handled(self, peer: PeerSession) -> None:
+    def _on_handled(self, peer: Peer) -> None:
         """Acknowledge events that have been handled, and make room for more."""
         with self.lock:
             self.node.on_handled(peer)
@@ -299,20 +301,20 @@ class Engine:
         if not self.closing and self.node.unsent:
             self._send_unsent()
 
-    def deliver_and_send(self, links: Iterable[Link]) -> None:
+    def deliver_and_send(self, connections: Iterable[PeerConnection]) -> None:
         """Deliver what has arrived and send what is due; called without the lock."""
         # Others may be waiting for an event that arrived, and the peer for its answer. So one batch
         # is delivered first, and the rest after sending.
         self.receiver.deliver_ready(once=True)
-        self.send(links)
+        self.send(connections)
         self.receiver.deliver_ready()
 
     def flush(self) -> None:
         """Send whatever can be sent to any peer, and re-check all waits."""
         with self.lock:
-            links = self.update()
+            connections = self.update()
             self.members.notify_all()
-        self.deliver_and_send(links)
+        self.deliver_and_send(connections)
 
     def fail(self, error: RouterError) -> None:
         """Stop this node with an error, which emitters and waits raise."""
@@ -341,12 +343,12 @@ class Engine:
             if now >= self._next_beat:
                 self.node.beat()
                 self._next_beat = now + self._until_next_beat(now)
-            links = self.update()
+            connections = self.update()
             # A little late, so that the time has really come.
             self._next_tick = min(
                 due_at, self._next_beat, self.node.tick_at + TICK_S, now + _IDLE_TICK_S
             )
-        self.deliver_and_send(links)
+        self.deliver_and_send(connections)
         with self.lock:
             while not self.closing and (left_s := self._next_tick - self.clock.now()) > 0:
                 planned = self._next_tick

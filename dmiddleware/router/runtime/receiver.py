@@ -15,7 +15,7 @@ from dmiddleware.pipeline import Clock
 from dmiddleware.pipeline.event_bus import Accept, Done
 from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.node import NodeProtocol, TakenEvent
-from dmiddleware.router.protocol.session import PeerSession
+from dmiddleware.router.protocol.peer import Peer
 from dmiddleware.router.wire.codec import Codec
 
 __all__ = ["DecodedEvent", "Receiver"]
@@ -65,7 +65,7 @@ class Receiver:
         clock: Clock,
         on_subscriptions_changed: Callable[[], None],
         on_taken: Callable[[], None],
-        on_handled: Callable[[PeerSession], None],
+        on_handled: Callable[[Peer], None],
     ) -> None:
         self._node = node
         self._lock = lock

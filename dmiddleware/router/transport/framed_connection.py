@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 from dmiddleware.errors import FrameError, RouterError
 from dmiddleware.router.transport.stream import Stream
 from dmiddleware.router.wire.byte_pieces import WireBytes
-from dmiddleware.router.wire.stream_frames import FRAGMENT_BYTES, FrameReader, FrameWriter
+from dmiddleware.router.wire.stream_frames import CHUNK_BYTES, FrameReader, FrameWriter
 
 __all__ = ["Callbacks", "FramedConnection"]
 
@@ -37,7 +37,7 @@ class Callbacks(NamedTuple):
     on_room: OnRoom = lambda: None
 
 
-_ROOM_BYTES: Final = 2 * FRAGMENT_BYTES
+_ROOM_BYTES: Final = 2 * CHUNK_BYTES
 """Up to this many bytes of frames wait to be sent, if their order may still change."""
 
 

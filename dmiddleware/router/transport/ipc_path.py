@@ -1,8 +1,8 @@
 """The file of a listening Unix-domain socket.
 
-nng replaces whatever is at the path that it listens on, and later removes it, even if it belongs to
-another listener by then. So nng gets a hidden path, and the visible one is a link to that socket,
-which replaces only a dead one.
+nng replaces a file or a link at the path that it listens on, and later removes the path, even if
+another listener has it by then. So nng gets a hidden path, and the public one is a second name of
+that socket, which replaces only a dead one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PublishedPath:
         if not self._path.is_absolute() or self._path.name in ("", ".."):
             raise TransportError(f"could not listen on ipc://{path}: write ipc:///path/to/socket")
         hidden = self._path.with_name(f".{secrets.token_hex(4)}")
-        n_bytes = max(len(os.fsencode(one)) for one in (hidden, self._path))
+        n_bytes = max(len(os.fsencode(name)) for name in (hidden, self._path))
         if n_bytes > _MAX_BYTES:
             raise TransportError(
                 f"could not listen on ipc://{path}: the path of the socket, or of the hidden one "

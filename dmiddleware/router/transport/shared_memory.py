@@ -29,7 +29,7 @@ from dmiddleware.router.transport.slabs import SlabPool, SlabReader, is_slab_nam
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.frame import MAX_FRAME_BYTES
 
-__all__ = ["SharedLink", "SharedMemory"]
+__all__ = ["SlabSharing", "SharedMemory"]
 
 _logger = logging.getLogger(__name__)
 
@@ -76,9 +76,9 @@ class SharedMemory:
         self._proof: bytes | None = None
         self._proof_file: Path | None = None
 
-    def link(self) -> SharedLink:
+    def sharing(self) -> SlabSharing:
         """Return the part of one connection, which shares nothing yet."""
-        return SharedLink(self, self._pool, self._reader, next(self._readers))
+        return SlabSharing(self, self._pool, self._reader, next(self._readers))
 
     def stage_arrays(self, arrays: Sequence[memoryview]) -> list[memoryview] | None:
         """Copy arrays into a slab, from which one reader uses them without another copy.
@@ -147,8 +147,8 @@ class SharedMemory:
         return content + path.name.encode()
 
 
-class SharedLink:
-    """What two nodes share over one connection, see :meth:`SharedMemory.link`.
+class SlabSharing:
+    """What two nodes share over one connection, see :meth:`SharedMemory.sharing`.
 
     Args:
         memory: the router's memory.
@@ -217,11 +217,11 @@ class SharedLink:
             return raw
         if not self._agreed:
             raise FrameError("got a ticket, but no memory is shared with the peer")
-        taken = self._reader.take(raw[len(_MAGIC) :], max_bytes=MAX_FRAME_BYTES)
-        if taken is None:
+        frame = self._reader.take(raw[len(_MAGIC) :], max_bytes=MAX_FRAME_BYTES)
+        if frame is None:
             raise TransportError("could not read a frame from shared memory; reconnecting")
         self._has_worked = True
-        return taken
+        return frame
 
     def close(self) -> None:
         """Remove the slabs that the peer has not given back; may be called twice."""

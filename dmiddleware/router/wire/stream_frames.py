@@ -1,14 +1,14 @@
-"""Frames in a stream of bytes: large ones travel in fragments, between which small ones go.
+"""Frames in a stream of bytes: large ones travel in chunks, between which urgent ones go.
 
 ::
 
     offset  size  field
          0     4  magic "DMWS"
-         4     4  length of this fragment
+         4     4  length of this chunk
          8     8  length of the whole frame
-        16     …  the fragment
+        16     …  the chunk
 
-A frame of up to :data:`SMALL_BYTES` is one fragment. Only one larger frame at a time is under way.
+A frame of up to :data:`SMALL_BYTES` is one chunk. Only one larger frame at a time is under way.
 Neither class owns a stream: :class:`FrameWriter` decides what is sent next, and
 :class:`FrameReader` where the next bytes are received.
 """
@@ -24,13 +24,13 @@ from typing import Final, TypeAlias
 from dmiddleware.errors import FrameError
 from dmiddleware.router.wire.byte_pieces import BytePieces, WireBytes, new_memory
 
-__all__ = ["FRAGMENT_BYTES", "HEAD_BYTES", "SMALL_BYTES", "FrameReader", "FrameWriter", "Piece"]
+__all__ = ["CHUNK_BYTES", "HEAD_BYTES", "SMALL_BYTES", "FrameReader", "FrameWriter", "Piece"]
 
-FRAGMENT_BYTES: Final = 512 * 1024
-"""The longest fragment: an urgent frame waits for no more than this."""
+CHUNK_BYTES: Final = 512 * 1024
+"""The longest chunk: an urgent frame waits for no more than this."""
 
 SMALL_BYTES: Final = 16 * 1024
-"""Longer frames travel in fragments, and cannot be urgent."""
+"""Longer frames travel in chunks, and cannot be urgent."""
 
 _HEAD: Final = struct.Struct("<4sIQ")
 HEAD_BYTES: Final = _HEAD.size
@@ -56,7 +56,7 @@ class FrameReader:
         self._filled = 0
         self._large: memoryview | None = None
         self._large_filled = 0
-        # How many bytes of the current fragment of the large frame are missing. If there are any,
+        # How many bytes of the current chunk of the large frame are missing. If there are any,
         # the buffer is empty.
         self._missing = 0
         self._buffer = memoryview(b"")
@@ -110,10 +110,10 @@ class FrameReader:
             self.targets = [self._large[self._large_filled :][: self._missing], self._buffer]
 
     def _next(self, start: int) -> tuple[memoryview | None, int]:
-        """Process one fragment in the buffer.
+        """Process one chunk in the buffer.
 
         Returns:
-            The frame, if it is a small one, and the end of the fragment, or its start if it has not
+            The frame, if it is a small one, and the end of the chunk, or its start if it has not
             arrived yet.
         """
         content = start + HEAD_BYTES
@@ -127,21 +127,21 @@ class FrameReader:
                 f"got a frame of {total} bytes, but at most {self._max_frame_bytes} are accepted"
             )
         if total > SMALL_BYTES:
-            return None, self._start_fragment(content, size, total)
+            return None, self._start_chunk(content, size, total)
         if size != total:
-            raise FrameError(f"got a fragment of {size} bytes of a frame of {total} bytes")
+            raise FrameError(f"got a chunk of {size} bytes of a frame of {total} bytes")
         if self._filled < content + size:
             return None, start
         end = content + size
         return memoryview(bytearray(self._buffer[content:end])), end
 
-    def _start_fragment(self, content: int, size: int, total: int) -> int:
+    def _start_chunk(self, content: int, size: int, total: int) -> int:
         if self._large is None:
             # The system provides the memory as it is filled.
             self._large, self._large_filled = new_memory(total), 0
         if total != len(self._large) or not 0 < size <= total - self._large_filled:
             raise FrameError(
-                f"got a fragment of {size} bytes of a frame of {total} bytes, but "
+                f"got a chunk of {size} bytes of a frame of {total} bytes, but "
                 f"{self._large_filled} bytes of one with {len(self._large)} bytes have arrived"
             )
         here = min(size, self._filled - content)
@@ -161,7 +161,7 @@ class _Frame:
 
 
 class FrameWriter:
-    """Puts frames in order and cuts large ones into fragments.
+    """Puts frames in order and cuts large ones into chunks.
 
     One thread may call :meth:`put` while another calls :meth:`next`.
 
@@ -199,11 +199,11 @@ class FrameWriter:
     def next(self) -> list[Piece]:
         """Remove and return what to send next; an empty list if there is nothing.
 
-        Small frames are sent together, as one piece. At most one fragment of a large frame follows.
+        Small frames are sent together, as one piece. At most one chunk of a large frame follows.
         """
         small: list[Piece] = []
         n_bytes = 0
-        while self._urgent or (self._bulk and self._large is None and n_bytes < FRAGMENT_BYTES):
+        while self._urgent or (self._bulk and self._large is None and n_bytes < CHUNK_BYTES):
             frame = self._urgent.popleft() if self._urgent else self._bulk.popleft()
             size = frame.size
             if size > SMALL_BYTES and self.replace is not None:
@@ -220,8 +220,8 @@ class FrameWriter:
                 self._taken_bytes += size + _FRAME_BYTES
             else:
                 self._large = _Frame(size, deque(frame.pieces), size)
-        if self._large is not None and n_bytes < FRAGMENT_BYTES:
-            return _joined([*small, *self._next_fragment(self._large)])
+        if self._large is not None and n_bytes < CHUNK_BYTES:
+            return _joined([*small, *self._next_chunk(self._large)])
         return [b"".join(small)] if small else []
 
     def clear(self) -> None:
@@ -231,8 +231,8 @@ class FrameWriter:
         self._large = None
         self._taken_bytes = self._put_bytes
 
-    def _next_fragment(self, frame: _Frame) -> list[Piece]:
-        need = size = min(frame.left, FRAGMENT_BYTES)
+    def _next_chunk(self, frame: _Frame) -> list[Piece]:
+        need = size = min(frame.left, CHUNK_BYTES)
         pieces: list[Piece] = [_HEAD.pack(_MAGIC, size, frame.size)]
         while need:
             piece = frame.pieces[0]

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Final
 
 from easydict import EasyDict
 
-from dmiddleware.classic.config import Option, at_least
+from dmiddleware.classic.config import Option, whole
 from dmiddleware.errors import ConfigError
-from dmiddleware.inbox import Inbox
+from dmiddleware.flow_control import FairQueue
 from dmiddleware.registry import Registry
 from dmiddleware.worker.collector.parallel import BaseParallelCollector, create_parallel_collector
 from dmiddleware.worker.comm.comm_worker import CommWorker, Handler, Job, get_comm_cls
@@ -31,12 +31,12 @@ _INFO: Final = frozenset(
 
 
 class _CollectorJob(Job):
-    """A collector task, whose inbox has the reports that wait for the coordinator."""
+    """A collector task, whose queue has the reports that wait for the coordinator."""
 
     def __init__(
-        self, task_info: Mapping[str, Any], attempt: int, inbox: Inbox[dict[str, Any]]
+        self, task_info: Mapping[str, Any], attempt: int, queue: FairQueue[dict[str, Any]]
     ) -> None:
-        super().__init__(task_info, attempt, inbox)
+        super().__init__(task_info, attempt, queue)
         if "collector_cfg" not in task_info:
             raise ConfigError(f"a collector task needs collector_cfg, got {sorted(task_info)}")
         self.collector: BaseParallelCollector | None = None
@@ -61,8 +61,8 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
     config: ClassVar[dict[str, Any]] = {
         "port": 22339,
         "resource": {
-            "gpu": Option(1, at_least(0, whole=True), "GPUs that a task may use"),
-            "cpu": Option(20, at_least(0, whole=True), "CPUs that a task may use"),
+            "gpu": Option(1, whole, "GPUs that a task may use"),
+            "cpu": Option(20, whole, "CPUs that a task may use"),
         },
     }
     kind = COLLECTOR
@@ -124,13 +124,13 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
             ref = job.refs.get(report["data_id"], report["data_id"])
             report = {"priority": 1.0, "object_ref": ref, **report}
         with self._changed:
-            if job.inbox.put(report, timeout_s=self._cfg.timeout_s):
+            if job.queue.put(report, timeout_s=self._cfg.timeout_s):
                 # The coordinator deletes it, since it has the report.
                 job.refs.pop(report.get("data_id", ""), None)
             elif not job.closing:
                 raise TaskFail(
                     job.ids,
-                    f"the coordinator took none of {len(job.inbox)} reports for "
+                    f"the coordinator took none of {len(job.queue)} reports for "
                     f"{self._cfg.timeout_s:g} s; check that it is running",
                 )
 
@@ -150,8 +150,8 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
             TaskFail: if the worker is busy.
             ConfigError: if ``task_info`` is incomplete.
         """
-        inbox = Inbox[dict[str, Any]](capacity=self._cfg.queue_size, changed=self._changed)
-        return self._begin(_CollectorJob(task_info, attempt, inbox))
+        queue = FairQueue[dict[str, Any]](capacity=self._cfg.queue_size, changed=self._changed)
+        return self._begin(_CollectorJob(task_info, attempt, queue))
 
     def deal_with_collector_data(self, timeout_s: float = WAIT_S) -> dict[str, Any]:
         """Return the next metadata or info, with its number ``seq``, ``task_id`` and ``buffer_id``.
@@ -167,8 +167,8 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
         """
         job = self._current()
         with self._changed:
-            self._wait(lambda: bool(job.inbox or job.failure or job.closing), timeout_s)
-            if job.inbox:
+            self._wait(lambda: bool(job.queue or job.failure or job.closing), timeout_s)
+            if job.queue:
                 return {**self._next(job), **job.ids}
         if not job.closing:
             self._raise_failure(job)
@@ -210,14 +210,14 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
         job = self._current()
         answer = self.deal_with_collector_data(min(WAIT_S, request.timeout_s))
         with self._changed:
-            n_more = 0 if "pending" in answer else min(len(job.inbox), request.most - 1)
+            n_more = 0 if "pending" in answer else min(len(job.queue), request.most - 1)
             more = [self._next(job) for _ in range(n_more)]
         return {**answer, "more": more} if more else answer
 
     @staticmethod
     def _next(job: _CollectorJob) -> dict[str, Any]:
         """Take the next report; it keeps its number if it was put back."""
-        report = job.inbox.take()
+        report = job.queue.take()
         assert report is not None
         if "seq" not in report:
             report = {**report, "seq": job.n_reports}
@@ -229,8 +229,8 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
     def _repeat(self, job: _CollectorJob) -> None:
         last = job.last_info
         with self._changed:
-            if last is not None and last not in job.inbox:
-                job.inbox.put_back([last])
+            if last is not None and last not in job.queue:
+                job.queue.put_back([last])
 
     def _put_back(self, name: str, job: _CollectorJob, result: dict[str, Any]) -> None:
         if name != "collector_data_task" or "pending" in result:
@@ -240,7 +240,7 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
         with self._changed:
             is_current = self._job is job
             if is_current:
-                job.inbox.put_back(reports)
+                job.queue.put_back(reports)
         if not is_current:
             self._delete(reports)
 
@@ -248,7 +248,7 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
         """Delete the step data that was not reported, and be idle again."""
         super()._forget(job)
         unannounced = [{"object_ref": ref} for ref in job.refs.values()]
-        self._delete([*job.inbox.drain(), *unannounced])
+        self._delete([*job.queue.drain(), *unannounced])
         job.refs.clear()
 
     def _delete(self, reports: Iterable[Mapping[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from dmiddleware.classic.config import Option, count, mapping
 from dmiddleware.classic.keywords import also_named
 from dmiddleware.distributed import data_parallel
 from dmiddleware.errors import ConfigError
-from dmiddleware.inbox import Inbox
+from dmiddleware.flow_control import FairQueue
 from dmiddleware.registry import Registry
 from dmiddleware.worker.comm.comm_worker import CommWorker, Handler, Job, get_comm_cls
 from dmiddleware.worker.comm.hooks import LearnInfos, SendLearnInfoHook, SendPolicyHook
@@ -30,15 +30,15 @@ __all__ = ["COMM_LEARNER_REGISTRY", "BaseCommLearner", "create_comm_learner", "l
 
 
 class _LearnerJob(Job):
-    """A learner task, whose inbox has the answer to its demand."""
+    """A learner task, whose queue has the answer to its demand."""
 
     def __init__(
         self,
         task_info: Mapping[str, Any],
         attempt: int,
-        inbox: Inbox[Sequence[Mapping[str, Any]]],
+        queue: FairQueue[Sequence[Mapping[str, Any]]],
     ) -> None:
-        super().__init__(task_info, attempt, inbox)
+        super().__init__(task_info, attempt, queue)
         missing = [key for key in ("policy_id", "learner_cfg", "policy") if key not in task_info]
         if missing:
             raise ConfigError(
@@ -179,7 +179,7 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             )  # fmt: skip
             job.n_demands += 1
             self._changed.notify_all()
-            data: Sequence[Mapping[str, Any]] | None = job.inbox.take(None)
+            data: Sequence[Mapping[str, Any]] | None = job.queue.take(None)
             job.demand = None
             if data is None:
                 raise LoaderClosed(f"the task {ids['task_id']} is closed")
@@ -213,8 +213,8 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             TaskFail: if the worker is busy.
             ConfigError: if ``task_info`` is incomplete.
         """
-        inbox = Inbox[Sequence[Mapping[str, Any]]](capacity=1, changed=self._changed)
-        return self._begin(_LearnerJob(task_info, attempt, inbox))
+        queue = FairQueue[Sequence[Mapping[str, Any]]](capacity=1, changed=self._changed)
+        return self._begin(_LearnerJob(task_info, attempt, queue))
 
     def deal_with_get_data(self, timeout_s: float = WAIT_S) -> dict[str, Any]:
         """Return the learner's open demand for data; until it is answered, the same again.
@@ -274,7 +274,7 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             if job.demand is None:
                 self._raise_failure(job)
                 raise TaskFail(job.ids, "the learner has not demanded data; ask for its demand")
-            job.inbox.put(data)
+            job.queue.put(data)
             job.demand = None
             self._wait(
                 lambda: bool(job.demand or job.infos or job.failure or job.closing), timeout_s

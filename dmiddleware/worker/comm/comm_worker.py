@@ -17,15 +17,15 @@ from dmiddleware.classic.config import (
     Configurable,
     Option,
     Range,
-    at_least,
     count,
     positive,
     switch,
     text,
+    whole,
 )
 from dmiddleware.closing import Closing
 from dmiddleware.errors import ConfigError
-from dmiddleware.inbox import Inbox
+from dmiddleware.flow_control import FairQueue
 from dmiddleware.registry import Registry
 from dmiddleware.worker.classic_functions import EasyTimer
 from dmiddleware.worker.comm.link import import_worker_entry_point
@@ -75,16 +75,16 @@ class Job:
     Args:
         task_info: the commander's task dictionary.
         attempt: which attempt at the task this is, from 0.
-        inbox: what waits between the task's thread and the coordinator; closed with the task.
+        queue: what waits between the task's thread and the coordinator; closed with the task.
     """
 
-    def __init__(self, task_info: Mapping[str, Any], attempt: int, inbox: Inbox[Any]) -> None:
+    def __init__(self, task_info: Mapping[str, Any], attempt: int, queue: FairQueue[Any]) -> None:
         missing = [key for key in ("task_id", "buffer_id") if key not in task_info]
         if missing:
             raise ConfigError(f"a task needs {' and '.join(missing)}, got {sorted(task_info)}")
         self.task_info = task_info
         self.attempt = attempt
-        self.inbox = inbox
+        self.queue = queue
         self.thread: threading.Thread | None = None
         self.closing = False
         self.ended = False
@@ -120,7 +120,7 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
         "path_policy": Option("./policy", text, "folder of the policies (HTTP)"),
         "key_file": Option("", text, "file with the run's secret key (HTTP); empty: none"),
         "multi_gpu": Option(False, switch, "whether this is one rank of several"),
-        "gpu_num": Option(1, at_least(0, whole=True), "number of GPUs"),
+        "gpu_num": Option(1, whole, "number of GPUs"),
         "import_names": Option([], _modules, "modules that tasks may import"),
         "queue_size": Option(8, count, "reports that may wait for the coordinator"),
         "timeout_s": Option(120.0, positive, "seconds to wait for the coordinator"),
@@ -311,7 +311,7 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
     def _end_work(self, job: J, end: Future[None]) -> None:
         with self._changed:
             job.closing = True
-            job.inbox.close()
+            job.queue.close()
             self._changed.notify_all()
         try:
             self._stop_work(job)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dmiddleware.errors import ConfigError, DeliveryTimeout
-from dmiddleware.inbox import Inbox
+from dmiddleware.flow_control import FairQueue
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.http import Master, SlaveConnection, read_key
 from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY
@@ -34,15 +34,15 @@ class _Worker:
         uid: str,
         role: str,
         connection: SlaveConnection,
-        inbox: Inbox[tuple[str, Said]],
+        queue: FairQueue[tuple[str, Said]],
         closing: threading.Event,
     ) -> None:
         self.uid, self.role = uid, role
         self.is_joined = False
         self._connection = connection
-        self._inbox = inbox
+        self._queue = queue
         self._closing = closing
-        self._asks: Inbox[Ask] = Inbox()
+        self._asks: FairQueue[Ask] = FairQueue()
         self.thread = threading.Thread(target=self._run, name=f"http-link-{uid}", daemon=True)
 
     def put(self, ask: Ask) -> None:
@@ -63,20 +63,20 @@ class _Worker:
                 self._while_connected()
 
     def _while_connected(self) -> None:
-        self._asks = Inbox()
+        self._asks = FairQueue()
         self.is_joined = True
-        self._inbox.put((self.uid, Joined(self.role)))
+        self._queue.put((self.uid, Joined(self.role)))
         while self._connection.is_connected:
             ask = self._asks.take(_CHECK_S)
             if ask is not None:
                 answer = self._answer(ask)
                 if not answer.failure or self._connection.is_connected:  # else it has left
-                    self._inbox.put((self.uid, answer))
+                    self._queue.put((self.uid, answer))
             elif self._closing.is_set():
                 break
         self.is_joined = False
         reason = "its connection has ended"
-        self._inbox.put((self.uid, Left(reason)))
+        self._queue.put((self.uid, Left(reason)))
         try:
             self._connection.disconnect()
         except RequestFailed as error:
@@ -110,11 +110,11 @@ class HttpLink:
 
     def __init__(self, master: Master, workers: Mapping[str, tuple[str, str, int]]) -> None:
         self._master = master
-        self._inbox: Inbox[tuple[str, Said]] = Inbox()
+        self._queue: FairQueue[tuple[str, Said]] = FairQueue()
         self._closing = threading.Event()
         self._workers = {
             uid: _Worker(
-                uid, role, master.new_connection(uid, host, port), self._inbox, self._closing
+                uid, role, master.new_connection(uid, host, port), self._queue, self._closing
             )
             for uid, (role, host, port) in workers.items()
         }
@@ -147,7 +147,7 @@ class HttpLink:
 
     def receive(self, timeout_s: float) -> tuple[str, Said] | None:
         """Return what has arrived next, and from whom; None after ``timeout_s`` seconds."""
-        return self._inbox.take(timeout_s)
+        return self._queue.take(timeout_s)
 
     def close(self, deadline_s: float) -> None:
         """Deliver what was sent, within ``deadline_s`` seconds, and release the workers.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from dmiddleware.errors import DeliveryTimeout
-from dmiddleware.inbox import Inbox
+from dmiddleware.flow_control import FairQueue
 from dmiddleware.worker.coordinator.conversation import Answer, Ask, Said
 from dmiddleware.worker.coordinator.messages import Joined, Left
 from dmiddleware.worker.errors import CoordinatorError
@@ -34,7 +34,7 @@ class MemoryNetwork:
         self._idle = idle
         self._changed = threading.Condition()
         self._roles: dict[str, str] = {}
-        self._inboxes: dict[str, Inbox[tuple[str, Said]]] = {}
+        self._queues: dict[str, FairQueue[tuple[str, Said]]] = {}
 
     def connect(self, uid: str, role: str) -> MemoryLink:
         """Connect a peer; the others receive ``Joined``, and the peer receives it for each of them.
@@ -45,12 +45,12 @@ class MemoryNetwork:
         with self._changed:
             if uid in self._roles:
                 raise CoordinatorError(f"a peer {uid!r} is already connected; choose another uid")
-            inbox = Inbox[tuple[str, Said]](changed=self._changed)
+            queue = FairQueue[tuple[str, Said]](changed=self._changed)
             for other, other_role in self._roles.items():
-                self._inboxes[other].put((uid, Joined(role)))
-                inbox.put((other, Joined(other_role)))
+                self._queues[other].put((uid, Joined(role)))
+                queue.put((other, Joined(other_role)))
             self._roles[uid] = role
-            self._inboxes[uid] = inbox
+            self._queues[uid] = queue
         return MemoryLink(self, uid)
 
     def disconnect(self, uid: str, reason: str) -> None:
@@ -58,9 +58,9 @@ class MemoryNetwork:
         with self._changed:
             if self._roles.pop(uid, None) is None:
                 return
-            self._inboxes.pop(uid).close()
-            for inbox in self._inboxes.values():
-                inbox.put((uid, Left(reason)))
+            self._queues.pop(uid).close()
+            for queue in self._queues.values():
+                queue.put((uid, Left(reason)))
 
     def roles(self, uid: str) -> dict[str, str]:
         """Return the roles of the peers of ``uid``."""
@@ -68,7 +68,7 @@ class MemoryNetwork:
             return {other: role for other, role in self._roles.items() if other != uid}
 
     def deliver(self, sender: str, peer: str, message: Ask | Answer) -> None:
-        """Put a message into a peer's inbox.
+        """Put a message into a peer's queue.
 
         Raises:
             DeliveryTimeout: if one of the two is not connected.
@@ -76,15 +76,15 @@ class MemoryNetwork:
         with self._changed:
             if sender not in self._roles or peer not in self._roles:
                 raise DeliveryTimeout(f"{peer!r} is not connected to {sender!r}; nothing was sent")
-            self._inboxes[peer].put((sender, message))
+            self._queues[peer].put((sender, message))
 
     def take(self, uid: str, timeout_s: float) -> tuple[str, Said] | None:
-        """Take the oldest message of a peer's inbox, or None after ``timeout_s`` seconds."""
-        if self._idle is not None and timeout_s > 0 and not self._inboxes.get(uid):
+        """Take the oldest message of a peer's queue, or None after ``timeout_s`` seconds."""
+        if self._idle is not None and timeout_s > 0 and not self._queues.get(uid):
             self._idle(timeout_s)
             timeout_s = 0.0
-        inbox = self._inboxes.get(uid)
-        return None if inbox is None else inbox.take(timeout_s)
+        queue = self._queues.get(uid)
+        return None if queue is None else queue.take(timeout_s)
 
 
 class MemoryLink:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from dmiddleware.closing import Closing
 from dmiddleware.errors import ConfigError, NotEnoughData
-from dmiddleware.inbox import Inbox
+from dmiddleware.flow_control import FairQueue
 
 __all__ = ["LoaderClosed", "PrefetchLoader"]
 
@@ -74,7 +74,7 @@ class PrefetchLoader(Closing):
         self._n_samples = n_samples
         self._timeout_s = timeout_s
         self._executor = _make_executor(worker, num_workers) if num_workers else None
-        self._batches = Inbox[Any](capacity=prefetch)
+        self._batches = FairQueue[Any](capacity=prefetch)
         self._wanted = threading.Semaphore(0)
         self._feeder = threading.Thread(target=self._feed, name="prefetch", daemon=True)
         self._feeder.start()

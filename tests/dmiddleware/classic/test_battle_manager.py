@@ -276,22 +276,14 @@ def test_an_unknown_result_is_refused():
         game_result({"result": "victory", "eval_episode_return": 1.0})
 
 
-def test_the_games_are_done_when_each_has_finished_its_episodes():
+def test_the_episodes_of_each_game_are_counted():
     with battle_envs(lengths=(2,)) as games:
-        games.episode_num = 2
         for _ in range(4):
-            assert not games.done
             games.step({0: [0, 0]})
         assert games.episode_counts == [2, 0]
-        assert games.unfinished == [1]
-        for _ in range(4):
-            games.step({1: [0, 0]})
-        assert games.done
         games.close()
         games.launch()
         assert games.episode_counts == [0, 0]
-        with pytest.raises(ConfigError, match="episode_num"):
-            games.episode_num = 0
 
 
 class Remembering(Together):

@@ -299,6 +299,45 @@ def test_a_buffer_without_a_discount_takes_it_from_the_policy():
     assert buffer.sample(1)["discount"].item() == 0.5
 
 
+def test_a_buffer_takes_its_n_step_from_the_policy_until_the_first_push():
+    buffer, twin = TensorBuffer(10, seed=0), TensorBuffer(10, n_step=2, discount=0.5, seed=0)
+    buffer.bind(n_step=2, discount=0.5)
+    assert buffer.settings["n_step"] == buffer.n_step == 2
+    batch = as_batch([step[0] for step in Collector(1, 3).rows(6)], (6,))
+    assert buffer.push(batch) == twin.push(batch)
+    assert torch.equal(buffer.sample(6).reward, twin.sample(6).reward)
+    with pytest.raises(ConfigError, match="n_step=2, but the policy has n_step=3"):
+        buffer.bind(n_step=3, discount=0.5)
+    twin.load_state_dict(buffer.state_dict())
+
+
+def test_a_buffer_with_rows_keeps_its_n_step():
+    buffer = TensorBuffer(10, seed=0)
+    buffer.push(as_batch(Collector(1, seed=0).step(), (1,)))
+    buffer.bind(n_step=2, discount=0.5)
+    assert buffer.n_step == 1
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_rows_with_returns_are_sampled_as_they_are(restored: bool):
+    def bound() -> TensorBuffer:
+        buffer = TensorBuffer(10, seed=0)
+        buffer.bind(n_step=2, discount=0.5)
+        return buffer
+
+    buffer = bound()
+    batch = as_batch(Collector(1, seed=0).step(), (1,))
+    batch["discount"] = torch.tensor([0.25])
+    buffer.push(batch)
+    if restored:
+        state, buffer = buffer.state_dict(), bound()
+        buffer.load_state_dict(state)
+    assert (buffer.n_step, buffer.discount) == (1, 0.5)
+    assert torch.equal(buffer.sample(1).reward, batch.reward)
+    with pytest.raises(StructureError, match="discount"):
+        TensorBuffer(10, n_step=2).push(batch)
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [({"n_step": 3}, "n_step=1"), ({"n_step": 1, "discount": 0.9}, "discount=0.99")],

@@ -276,6 +276,15 @@ def test_a_start_column_takes_memory_only_where_sequences_start():
         TensorBuffer(50, unroll_len=2, start_columns=("state",)).push(as_batch(episode_of(4), (4,)))
 
 
+def test_a_buffer_of_sequences_takes_burn_in_and_start_columns_from_the_policy():
+    buffer = TensorBuffer(10, unroll_len=4)
+    buffer.bind(n_step=1, discount=0.9, burn_in=2, start_columns=("state",))
+    options = buffer.settings
+    assert (buffer.burn_in, options["burn_in"], options["start_columns"]) == (2, 2, ["state"])
+    with pytest.raises(ConfigError, match="burn_in=0, but the policy has burn_in=2"):
+        TensorBuffer(10).bind(n_step=1, burn_in=2)
+
+
 def test_priorities_of_rows_where_no_sequence_starts_are_ignored():
     buffer = TensorBuffer(40, sampler=PrioritySampler(), unroll_len=4, stride=4, seed=0)
     buffer.push(as_batch(episode_of(40), (40,)))

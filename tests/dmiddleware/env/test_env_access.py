@@ -4,7 +4,6 @@ import functools
 import os
 import signal
 import threading
-import time
 
 import gymnasium as gym
 import numpy as np
@@ -28,6 +27,7 @@ from dmiddleware.errors import (
     EnvError,
     EnvStateError,
 )
+from tests.waiting import wait_until
 
 SYNC, ASYNC = "sync", pytest.param("async", marks=pytest.mark.process)
 TWO = pytest.param("async, two per process", marks=[pytest.mark.process, pytest.mark.slow])
@@ -368,8 +368,7 @@ def test_another_thread_cannot_reach_envs_that_are_busy(tmp_path):
     with make("async", env_num=1, max_retry=0) as manager:
         hangs = threading.Thread(target=fails, args=(manager.call, "hang", flag))
         hangs.start()
-        while not flag.exists():
-            time.sleep(0.01)
+        wait_until(flag.exists, "a call that hangs")
         with pytest.raises(EnvStateError, match="another thread"):
             manager.set_attr("level", 1)
         with pytest.raises(EnvStateError, match="another thread"):

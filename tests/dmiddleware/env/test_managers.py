@@ -534,23 +534,13 @@ def test_a_fixed_seed_may_be_set_before_launch(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_manager_is_done_when_every_env_has_finished_its_episodes(kind):
+def test_a_manager_counts_the_episodes_of_each_env(kind):
     with make(kind, functools.partial(Walk, goal=99, limit=3)) as manager:
-        assert not manager.done
-        manager.episode_num = 2
         counts = []
-        while not manager.done:
+        for _ in range(6):
             manager.step(np.zeros(3, np.int64))
             counts.append(manager.episode_counts)
         assert counts == [[0] * 3] * 2 + [[1] * 3] * 3 + [[2] * 3]
-        manager.episode_num = None
-        assert not manager.done
         manager.close()
         manager.launch()
         assert manager.episode_counts == [0] * 3
-
-
-@pytest.mark.parametrize("value", [0, -1, 2.5, True, "2"])
-def test_an_invalid_number_of_episodes_is_refused(value):
-    with pytest.raises(ConfigError, match="episode_num"):
-        make("sync", Walk).episode_num = value

@@ -20,8 +20,8 @@ from dmiddleware.launch.hosts.fork_server import fork_orphan
 from dmiddleware.launch.leftovers import NO_MARK
 from dmiddleware.launch.plan import NodeConfig, plan_run
 from tests.dmiddleware.launch.ditask_process import start
-from tests.faults.process_cluster import wait_until
 from tests.variants import mostly_slow
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -69,11 +69,11 @@ PROGRAM = """
         with Task(Context()) as task:
 
             def step(ctx):
-                if "collector" in task.roles and n_started() == 2:
+                if "learner" in task.roles:
+                    task.wait_for("the end", 100.0)
+                if n_started() == 2:
                     end()
-                if n_started() == 3:
-                    task.stop("one has been started again")
-                time.sleep(0.01)
+                task.stop("one has been started again")
 
             task.use(step).run()
 

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from tests.dmiddleware.launch import ditask_process
-from tests.faults.process_cluster import wait_until
 from tests.variants import mostly_slow
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.deploy import counting_program
-from tests.deploy.waiting import read, wait_until
+from tests.waiting import read, wait_until
 
 if "CI" not in os.environ and importlib.util.find_spec("submitit") is None:
     pytest.skip("the extra submitit is not installed", allow_module_level=True)
@@ -60,22 +60,23 @@ def output(job: submitit.Job[Any]) -> str:
 @pytest.mark.slow
 def test_each_task_is_one_node_of_the_run(folder: Path) -> None:
     job = submit(folder, make_run(folder))
-    wait_until(job.done, lambda: output(job))
+    wait_until(job.done, lambda: f"the end of\n{output(job)}")
     assert job.results() == [None] * 3
     assert counting_program.result(1) in output(job)
     assert stat.S_IMODE((folder / "keys" / "key").stat().st_mode) == 0o600
 
 
 def test_a_preempted_job_is_requeued_and_continues_exactly(folder: Path) -> None:
+    (folder / "hold").touch()
     job = submit(folder, make_run(folder))
-    wait_until(lambda: "step 20\n" in output(job), lambda: output(job))
+    wait_until(lambda: "step 20\n" in output(job), lambda: f"step 20 of\n{output(job)}")
     # What Slurm sends. The executor for this host does not pass signals on.
     tasks = psutil.Process(int(job.job_id)).children()
     assert len(tasks) == 3
     for number in (signal.SIGTERM, signal.SIGUSR2):
         for task in tasks:
             task.send_signal(number)
-    wait_until(job.done, lambda: output(job))
+    wait_until(job.done, lambda: f"the end of\n{output(job)}")
     assert job.results() == [None] * 3
     assert counting_program.result(2) in output(job)
     assert list(folder.glob("runs/sum/snapshots/step_*.safetensors"))
@@ -83,14 +84,14 @@ def test_a_preempted_job_is_requeued_and_continues_exactly(folder: Path) -> None
 
 def test_an_error_of_the_program_is_an_error_of_the_job(folder: Path) -> None:
     job = submit(folder, make_run(folder, "program.fail"))
-    wait_until(job.done, lambda: output(job))
+    wait_until(job.done, lambda: f"the end of\n{output(job)}")
     with pytest.raises(submitit.core.utils.FailedJobError, match="bad reward"):
         job.result()
 
 
 def test_a_job_with_another_number_of_tasks_is_refused(folder: Path) -> None:
     job = submit(folder, make_run(folder), n_tasks=2)
-    wait_until(job.done, lambda: output(job))
+    wait_until(job.done, lambda: f"the end of\n{output(job)}")
     with pytest.raises(submitit.core.utils.FailedJobError, match="3 nodes, but the job 2 tasks"):
         job.results()
 
@@ -130,5 +131,5 @@ def test_two_jobs_on_one_host_with_one_key_do_not_mix(folder: Path) -> None:
     run = SubmititRun("together.main", roles, key_file=folder / "key", package=str(folder))
     jobs = [submit(folder, run, n_tasks=2) for _ in range(2)]
     for job in jobs:
-        wait_until(job.done, lambda job=job: output(job))  # type: ignore[misc]
+        wait_until(job.done, lambda job=job: f"the end of\n{output(job)}")  # type: ignore[misc]
         assert job.results() == [[job.job_id], []]

@@ -13,6 +13,7 @@ import pytest
 from dmiddleware.pipeline import Context, CurrentNode, Task, current_node, middleware, running_as
 from dmiddleware.router import Router
 from dmiddleware.seeding import derive_seed
+from tests.router_state import locked_node
 
 
 @pytest.fixture
@@ -67,7 +68,8 @@ def test_an_interrupted_process_accepts_no_events_after_its_task(
     with running_as(CurrentNode(router=router)) as node, Task(Context()) as task:
         task.use(lambda ctx: node.stop("SIGTERM", interrupted=interrupted)).run()
     assert node.interrupted is interrupted
-    assert router.node.accepting is not interrupted
+    with locked_node(router) as protocol:
+        assert protocol.accepting is not interrupted
 
 
 def test_a_signal_can_stop_the_node_while_a_task_is_registered() -> None:

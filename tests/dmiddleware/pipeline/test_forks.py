@@ -123,7 +123,7 @@ def square(number):
     return number * number
 
 def stop_at_once():
-    process = context.Process(target=time.sleep, args=(600,))
+    process = context.Process(target=signal.pause)
     process.start()
     process.terminate()
     process.join()
@@ -135,7 +135,7 @@ def check():
         with context.Pool(2) as pool:
             assert pool.map(square, range(3)) == [0, 1, 4]
         pool = context.Pool(2)
-        pool.apply_async(time.sleep, (600,))
+        pool.apply_async(signal.pause)
         pool.terminate()
         pool.join()
         with ProcessPoolExecutor(2, context) as executor:

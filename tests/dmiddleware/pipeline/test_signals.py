@@ -15,14 +15,15 @@ ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 60.0
 
 PROGRAM = """
-import sys, time
+import sys, threading
 from dmiddleware import Context, Task
 
 def step(ctx):
     print("ready", flush=True)
     if sys.argv[1] == "waiting":
         ctx.task.wait_for("never", 100.0)
-    time.sleep(100.0 if sys.argv[1] == "blocked" else 0.01)
+    if sys.argv[1] == "blocked":
+        threading.Event().wait()
     yield
     print("step done", flush=True)
 
@@ -183,7 +184,7 @@ assert seen == ["mine", "alarm"] * 3, seen
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_ends_a_forked_worker_and_not_the_run(number: int) -> None:
     program = """
-import os, signal, sys, time
+import os, signal, sys
 from dmiddleware import Task
 
 def step(ctx):
@@ -191,7 +192,7 @@ def step(ctx):
     worker = os.fork()
     if worker == 0:
         os.write(is_ready, b"x")
-        time.sleep(30)
+        signal.pause()
         os._exit(1)
     os.read(ready, 1)
     os.kill(worker, int(sys.argv[1]))

@@ -7,7 +7,6 @@ import functools
 import gc
 import sys
 import threading
-import time
 import weakref
 
 import pytest
@@ -17,6 +16,7 @@ from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.seeding import derive_seed
 from dmiddleware.testing import FakeClock, Tape
 from middleware import OfflineRLContext, OnlineRLContext, Role
+from tests.waiting import wait_until
 
 
 class Boom(Exception):
@@ -647,10 +647,7 @@ def test_calls_by_hand_are_forgotten_when_their_step_is_over():
         task.use(call_inner).run(max_step=50)
         gc.collect()
         assert sum(ref() is not None for ref in collected) <= 1
-        deadline = time.monotonic() + 20
-        while threading.active_count() > before + 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert threading.active_count() <= before + 2
+        wait_until(lambda: threading.active_count() <= before + 2, "the end of the threads")
 
 
 def test_the_cost_of_a_call_by_hand_does_not_grow_with_the_steps():

@@ -22,7 +22,7 @@ from dmiddleware.errors import (
     PolicyError,
     PolicyOutputError,
 )
-from dmiddleware.policy import BCPolicy, DQNPolicy, Policy, PPOPolicy
+from dmiddleware.policy import BCPolicy, DQNPolicy, Policy, PPOPolicy, RecurrentPPOPolicy
 from dmiddleware.rl import with_nstep_returns
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.worker import (
@@ -31,6 +31,7 @@ from dmiddleware.worker import (
     SampleSerialCollector,
 )
 from tests.dmiddleware.counting_env import CountingEnv
+from tests.dmiddleware.policy.drawn_envs import Taking
 from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
 
 N_ACTIONS = 5
@@ -136,6 +137,15 @@ def test_a_policy_sees_its_previous_action_and_reward(counting_envs, n_samples):
     lane = cat([collector.collect(n) for n in n_samples])
     assert lane["prev_reward"].dtype == torch.float32
     check_previous(lane)
+
+
+def test_the_previous_action_has_the_dtype_of_the_action():
+    with make_env_manager(
+        lambda: Taking(gym.spaces.MultiBinary(3)), env_num=2, mode="sync", seed=0
+    ) as envs:
+        policy = RecurrentPPOPolicy.for_env(envs, seed=1)
+        batch = RolloutCollector(policy, envs).collect(8)
+    assert batch["prev_action"].dtype == batch["action"].dtype
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])

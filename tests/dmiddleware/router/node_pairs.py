@@ -16,7 +16,7 @@ from dmiddleware.errors import (
 from dmiddleware.router.protocol.handshake import Identity
 from dmiddleware.router.protocol.node import NodeProtocol, TakenEvent
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import Link, PeerSession
+from dmiddleware.router.protocol.peer import Peer, PeerConnection
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import encode_event
@@ -101,32 +101,32 @@ class Connection:
     ) -> None:
         self.nodes = dialer, listener
         self.routes = ListRoute(chance), ListRoute(chance)
-        self.links = tuple(
-            Link(route, dialed=dialed, covers_body=True)
+        self.ends = tuple(
+            PeerConnection(route, dialed=dialed, covers_body=True)
             for route, dialed in zip(self.routes, (True, False), strict=True)
         )
         self.errors: list[RouterError] = []
         self.has_ended = [False, False]
-        dialer.dial(self.links[0])
+        dialer.dial(self.ends[0])
         serve(dialer)
 
-    def peer(self, side: int) -> PeerSession:
+    def peer(self, side: int) -> Peer:
         """Return what one side knows about the other."""
         return self.nodes[side].peers[self.nodes[1 - side].identity.node_id]
 
     @property
     def is_open(self) -> bool:
         """Whether both sides use it."""
-        return all(link.peer is not None and link.peer.link is link for link in self.links)
+        return all(end.peer is not None and end.peer.connection is end for end in self.ends)
 
     def fill(self, side: int) -> None:
         """Make the frames of a side that can be sent."""
-        self.nodes[side].fill(self.links[side])
+        self.nodes[side].fill(self.ends[side])
 
     def make_due(self, side: int) -> None:
         """Make the frames that a router would make now."""
         serve(self.nodes[side])
-        if self.links[side].is_stalled and self.routes[side].has_room:
+        if self.ends[side].is_stalled and self.routes[side].has_room:
             self.fill(side)
 
     def can_deliver(self, side: int) -> bool:
@@ -145,15 +145,15 @@ class Connection:
 
     def receive(self, side: int, raw: Any, now: float = 0.0) -> FrameType | None:
         """Let a frame arrive at a side."""
-        node, link = self.nodes[side], self.links[side]
+        node, end = self.nodes[side], self.ends[side]
         if self.routes[side].is_closed:
             return None
         kind = None
         try:
-            kind = node.on_frame(link, memoryview(raw), now)
+            kind = node.on_frame(end, memoryview(raw), now)
         except (FrameError, AuthError, HandshakeRefused) as error:
             self.errors.append(error)
-            link.route.close(error)
+            end.route.close(error)
         serve(node)
         return kind
 
@@ -162,7 +162,7 @@ class Connection:
         if not self.has_ended[side]:
             self.has_ended[side] = True
             self.routes[side].close()
-            self.nodes[side].on_end(self.links[side], reason, now)
+            self.nodes[side].on_end(self.ends[side], reason, now)
             serve(self.nodes[side])
 
     def end_closed(self, now: float = 0.0) -> None:
@@ -181,19 +181,19 @@ class Connection:
 def serve(node: NodeProtocol) -> None:
     """Do what a node has asked for."""
     while node.unsent or node.ended:
-        links = list(node.unsent)
+        unsent = list(node.unsent)
         node.unsent.clear()
-        for link in links:
-            node.fill(link)
+        for connection in unsent:
+            node.fill(connection)
         ended, node.ended = node.ended, []
-        for link, reason in ended:
-            link.route.close(TransportError(reason))
+        for connection, reason in ended:
+            connection.route.close(TransportError(reason))
 
 
 def join(dialer: NodeProtocol, listener: NodeProtocol, now: float = 0.0) -> Connection:
     """Connect two nodes, and raise the dialer's error if that fails."""
     connection = Connection(dialer, listener)
-    while any(link.session is None for link in connection.links) and not connection.errors:
+    while any(end.session is None for end in connection.ends) and not connection.errors:
         side = 0 if connection.routes[0].frames else 1
         connection.deliver(side, now)
     if connection.errors:

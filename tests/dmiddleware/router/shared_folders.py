@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ from dmiddleware.router.transport.stream import (
     Stream,
 )
 from tests.accepting import accepting
+from tests.router_state import locked_node
+from tests.waiting import wait_until
 
 __all__ = [
     "DEADLINE_S",
@@ -32,23 +33,12 @@ __all__ = [
     "WatchedTransport",
     "array_of",
     "big",
-    "eventually",
     "is_in_a_file_of",
     "two_nodes",
 ]
 
 KEY = bytes(range(32))
 DEADLINE_S = 20.0
-
-
-def eventually(predicate: Callable[[], bool]) -> bool:
-    """Wait until a predicate is true; return whether it is."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not predicate():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 class WatchedTransport:
@@ -123,10 +113,11 @@ class Node:
 
     def shares_with(self, node_id: int) -> bool:
         """Return whether it shares memory with a peer."""
-        with self.router.lock:
-            peer = self.router.node.peers.get(str(node_id))
-            link = None if peer is None else peer.link
-            return link is not None and link.sharing is not None and link.sharing.is_agreed
+        with locked_node(self.router) as node:
+            peer = node.peers.get(str(node_id))
+            connection = None if peer is None else peer.connection
+            sharing = None if connection is None else connection.sharing
+            return sharing is not None and sharing.is_agreed
 
     def _deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self._changed:
@@ -162,7 +153,10 @@ def two_nodes(
             for node in (listens, dials):
                 node.router.wait_for_peers(1, timeout_s=DEADLINE_S, events=("big",))
             if agree:
-                assert eventually(lambda: listens.shares_with(1) and dials.shares_with(0))
+                wait_until(
+                    lambda: listens.shares_with(1) and dials.shares_with(0),
+                    "both to agree to share memory",
+                )
             yield listens, dials
 
 

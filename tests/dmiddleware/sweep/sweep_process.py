@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["FOLDER", "MAIN", "start", "sweep", "wait_for"]
+__all__ = ["FOLDER", "MAIN", "start", "sweep"]
 
 ROOT = Path(__file__).parents[3]
 MAIN = "tests.dmiddleware.sweep.swept_program.main"
@@ -31,10 +29,3 @@ def sweep(folder: Path, *words: str) -> tuple[int, str]:
     process = start(folder, *words)
     output, _ = process.communicate(timeout=200)
     return process.returncode, output
-
-
-def wait_for(condition: Callable[[], bool], what: str, deadline_s: float = 100.0) -> None:
-    until = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < until, f"waited {deadline_s:g} s for {what}"
-        time.sleep(0.05)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from dmiddleware.command_line import DefaultsBy
 from dmiddleware.runs.metrics_file import MetricsFile
 from dmiddleware.runs.resuming import given_folder
 from dmiddleware.settings import Count, Positive, Settings, Whole
+from tests.waiting import wait_until
 
 
 class CountingSettings(Settings):
@@ -37,7 +37,7 @@ class OtherSettings(Settings):
 def main(
     seed: Whole = 0,
     n_evaluation: Count = 10,
-    every_s: Positive = 0.01,
+    held_at: Whole = 0,
     fails: Whole = 0,
     policy: CountingSettings = CountingSettings(),
 ) -> None:
@@ -46,7 +46,8 @@ def main(
     Args:
         seed: the seed.
         n_evaluation: number of evaluations.
-        every_s: seconds between them.
+        held_at: after this number of evaluations, the run waits until it is stopped, or the
+            current folder has the file ``go``, or ``go-`` with the name of the run; 0: never.
         fails: the seed with which the program fails.
     """
     folder = given_folder()
@@ -55,11 +56,17 @@ def main(
         starts.write(f"{folder.name}\n")
     file = MetricsFile(folder / "metrics.jsonl")
     sign = -1 if policy.big else 1
+    released = [Path("go"), Path(f"go-{folder.name}")]
     with Task(Context()) as task:
 
         @middleware()
         def evaluate(ctx: Context) -> None:
-            time.sleep(every_s)
+            if held_at and ctx.total_step == held_at:
+                wait_until(
+                    lambda: ctx.task.finish or any(file.exists() for file in released),
+                    f"one of {released}",
+                    deadline_s=200.0,
+                )
             value = sign * policy.learning_rate * (ctx.total_step + 1) + seed
             file.append({"env_step": 100 * ctx.total_step, "eval/return_mean": value})
             if ctx.total_step + 1 >= n_evaluation:

@@ -15,7 +15,8 @@ from dmiddleware.runs.metrics_file import MetricsFile
 from dmiddleware.sweep.axes import Axis, Choices, Span
 from dmiddleware.sweep.optuna_source import OptunaSource
 from dmiddleware.sweep.sweep_plan import Search, SweepPlan, SweptRun, read_plan, state_of
-from tests.dmiddleware.sweep.sweep_process import MAIN, start, sweep, wait_for
+from tests.dmiddleware.sweep.sweep_process import MAIN, start, sweep
+from tests.waiting import wait_until
 
 optuna = pytest.importorskip("optuna")
 
@@ -150,15 +151,19 @@ def test_a_trial_that_was_killed_while_it_was_asked_for_does_not_count(tmp_path:
 @pytest.mark.timeout(240)
 def test_a_search_that_is_killed_continues(tmp_path: Path) -> None:
     words = ("--sampler", "optuna", "--trials", "4", "--set", "learning_rate=log:1e-3:1")
-    rest = ("--jobs", "2", "--output", "s", "--", "--n-evaluation", "20", "--every-s", "0.05")
+    rest = ("--jobs", "2", "--output", "s", "--", "--n-evaluation", "20", "--held-at", "9")
     process = start(tmp_path, "--main", MAIN, *words, *rest)
     folder = tmp_path / "s"
-    wait_for(lambda: any(folder.glob("00*/exit_code")), "the end of a run")
+    wait_until(lambda: any(folder.glob("000_*/metrics.jsonl")), "the start of the first run")
+    (run,) = folder.glob("000_*")
+    (tmp_path / f"go-{run.name}").touch()
+    wait_until((run / "exit_code").exists, "the end of the first run")
     search = ProcessSearch((read_plan(folder).mark,))
     for pid in (process.pid, *search.running()):
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=20)
-    wait_for(lambda: not search.running(), "the end of all processes")
+    wait_until(lambda: not search.running(), "the end of all processes")
+    (tmp_path / "go").touch()
     code, output = sweep(tmp_path, "--resume", "s", "--jobs", "2")
     assert code == 0, output
     runs = sorted(path for path in folder.iterdir() if path.is_dir())

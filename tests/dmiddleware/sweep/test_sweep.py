@@ -18,7 +18,8 @@ from dmiddleware.sweep.new_sweep import SweepOrder, make_sweep
 from dmiddleware.sweep.sweep_display import SweepDisplay
 from dmiddleware.sweep.sweep_plan import SweepPlan, SweptRun, read_plan, reason_in, state_of
 from dmiddleware.sweep.sweeping import GridSource, run_sweep
-from tests.dmiddleware.sweep.sweep_process import FOLDER, MAIN, ROOT, start, sweep, wait_for
+from tests.dmiddleware.sweep.sweep_process import FOLDER, MAIN, ROOT, start, sweep
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -72,18 +73,20 @@ def test_warnings_of_runs_are_shown_once_each(tmp_path: Path) -> None:
 
 
 def test_after_kill_9_of_everything_no_run_is_lost_or_repeated(tmp_path: Path) -> None:
-    words = ("--set", "seed=0:3", "--jobs", "2", "--", "--n-evaluation", "60", "--every-s", "0.05")
+    words = ("--set", "seed=0:3", "--jobs", "2", "--", "--n-evaluation", "60", "--held-at", "9")
+    (tmp_path / "go-seed-0").touch()
     process = start(tmp_path, "--main", MAIN, *words)
-    wait_for(lambda: states(tmp_path)["done"] >= 1, "the end of a run")
-    wait_for(lambda: states(tmp_path)["interrupted"] >= 1, "the start of another")
+    wait_until(lambda: states(tmp_path)["done"] >= 1, "the end of a run")
+    wait_until(lambda: states(tmp_path)["interrupted"] >= 1, "the start of another")
     plan, runs = runs_of(tmp_path)
     search = ProcessSearch((plan.mark,))
     for pid in (process.pid, *search.running()):
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=20)
-    wait_for(lambda: not search.running(), "the end of all processes")
+    wait_until(lambda: not search.running(), "the end of all processes")
     done = [name for name, run in runs.items() if state_of(run) == "done"]
     assert 1 <= len(done) < len(runs)
+    (tmp_path / "go").touch()
     code, output = sweep(tmp_path, "--resume", FOLDER, "--jobs", "2")
     assert code == 0, output
     assert states(tmp_path) == {"done": 3}
@@ -98,17 +101,17 @@ def test_after_kill_9_of_everything_no_run_is_lost_or_repeated(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_killed_sweep_leaves_no_training_behind(tmp_path: Path) -> None:
-    words = ("--set", "seed=0:2", "--jobs", "2", "--", "--n-evaluation", "100000")
+    words = ("--set", "seed=0:2", "--jobs", "2", "--", "--held-at", "1")
     process = start(tmp_path, "--main", MAIN, *words)
-    wait_for(lambda: states(tmp_path)["interrupted"] == 2, "two runs")
+    wait_until(lambda: states(tmp_path)["interrupted"] == 2, "two runs")
     plan, runs = runs_of(tmp_path)
     for run in runs.values():
-        wait_for((run.folder / "metrics.jsonl").exists, "metrics")
+        wait_until((run.folder / "metrics.jsonl").exists, "metrics")
     search = ProcessSearch((plan.mark,))
     assert len(search.running()) >= 4  # a launcher and a node each
     process.kill()
     process.communicate(timeout=20)
-    wait_for(lambda: not search.running(), "the end of all processes", 30)
+    wait_until(lambda: not search.running(), "the end of all processes", deadline_s=30)
     assert states(tmp_path) == {"interrupted": 2}
 
 
@@ -117,12 +120,12 @@ def test_a_killed_sweep_leaves_no_training_behind(tmp_path: Path) -> None:
 def test_a_signal_stops_all_runs_and_is_the_exit_code(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    words = ("--set", "seed=0:3", "--jobs", "2", "--", "--n-evaluation", "100000")
+    words = ("--set", "seed=0:3", "--jobs", "2", "--", "--held-at", "1")
     process = start(tmp_path, "--main", MAIN, *words)
-    wait_for(lambda: states(tmp_path)["interrupted"] == 2, "two runs")
+    wait_until(lambda: states(tmp_path)["interrupted"] == 2, "two runs")
     plan, runs = runs_of(tmp_path)
     for run in list(runs.values())[:2]:
-        wait_for((run.folder / "metrics.jsonl").exists, "metrics")
+        wait_until((run.folder / "metrics.jsonl").exists, "metrics")
     began = time.monotonic()
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
@@ -136,17 +139,18 @@ def test_a_signal_stops_all_runs_and_is_the_exit_code(
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_has_failed_and_is_tried_again(tmp_path: Path) -> None:
-    words = ("--set", "seed=0:1", "--", "--n-evaluation", "100", "--every-s", "0.05")
+    words = ("--set", "seed=0:1", "--", "--n-evaluation", "100", "--held-at", "1")
     process = start(tmp_path, "--main", MAIN, *words)
-    wait_for(lambda: states(tmp_path)["interrupted"] == 1, "the run")
+    wait_until(lambda: states(tmp_path)["interrupted"] == 1, "the run")
     plan, (run, *_) = runs_of(tmp_path)[0], [*runs_of(tmp_path)[1].values()]
-    wait_for((run.folder / "metrics.jsonl").exists, "metrics")
+    wait_until((run.folder / "metrics.jsonl").exists, "metrics")
     for pid in ProcessSearch((plan.mark,)).running():
         if "node_process" in Path(f"/proc/{pid}/cmdline").read_text():
             os.kill(pid, signal.SIGKILL)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "was killed by SIGKILL" in output
+    (tmp_path / "go").touch()
     assert sweep(tmp_path, "--resume", FOLDER)[0] == 0
     assert evaluations(run) == 100
 
@@ -168,7 +172,7 @@ def test_a_run_that_is_pruned_stops_in_order_and_is_no_failure(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    arguments = ["--n-evaluation", "100000", "--every-s", "0.02"]
+    arguments = ["--held-at", "3"]
     order = SweepOrder(MAIN, ["seed=1:2"], Path(), "eval/return_mean", arguments=arguments)
     plan = make_sweep(order, tmp_path / "s")
     source = _Pruning(plan.grid_runs(tmp_path / "s"))
@@ -178,7 +182,7 @@ def test_a_run_that_is_pruned_stops_in_order_and_is_no_failure(
     (run,) = source.known()
     assert state_of(run) == "pruned"
     assert ProcessSearch((plan.mark,)).running() == set()
-    assert 3 <= evaluations(run) < 100000
+    assert 3 <= evaluations(run) < 10
     assert source.told[0] is not None
     assert "seed-1: pruned in" in out.getvalue()
 
@@ -256,7 +260,7 @@ def test_a_training_that_was_stopped_continues_from_its_snapshot(tmp_path: Path)
     varied = ("--set", "learning_rate=1e-3,2e-3", "--output", FOLDER)
     process = start(tmp_path, "--main", main, *varied, "--", "--max-env-step", "6016")
     first = folder / "learning_rate-1e-3"
-    wait_for(lambda: (first / "metrics.jsonl").exists(), "metrics")
+    wait_until(lambda: (first / "metrics.jsonl").exists(), "metrics")
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert process.stdout is not None

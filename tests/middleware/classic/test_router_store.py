@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -13,18 +11,19 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Context, Task
 from dmiddleware.worker.errors import StepDataLost
 from middleware.classic import RouterStore
-from tests.middleware.classic.router_nodes import DEADLINE_S
+from tests.waiting import wait_until
 
 
 def arrived(store, name, have=-1):
     """Return a policy's newest version, once it has arrived."""
-    pause = threading.Event()
-    for _ in range(int(DEADLINE_S / 0.01)):
-        found = store.newest(name, have)
-        if found is not None:
-            return found
-        pause.wait(0.01)
-    raise AssertionError(f"no version of {name} newer than {have} has arrived")
+    versions = []
+
+    def is_newer():
+        versions.append(store.newest(name, have))
+        return versions[-1] is not None
+
+    wait_until(is_newer, f"a version of {name} that is newer than {have}")
+    return versions[-1]
 
 
 @pytest.fixture

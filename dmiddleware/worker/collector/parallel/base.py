@@ -36,8 +36,8 @@ class BaseParallelCollector(Configurable, ABC):
     :meth:`start` updates the policy and then repeats ``_policy_inference``, ``_env_step``,
     ``_process_timestep`` and ``_iter_after_hook``, until the envs have played their episodes or
     :meth:`close` is called. A subclass writes these methods, sets ``self._env_manager``, and may
-    override the hooks ``_setup_timer``, ``_setup_logger``, ``_start_thread``, ``_join_thread`` and
-    ``_finish_task``.
+    override the hooks ``_setup_timer``, ``_setup_logger``, ``_start_thread``, ``_join_thread``,
+    ``_finish_task`` and ``_is_done``, which asks the envs' ``done``.
 
     A communicating collector sets three functions before :meth:`start`: ``send_metadata(metadata)``
     announces step data or reports progress, ``send_stepdata(path, stepdata)`` stores a sample and
@@ -129,9 +129,13 @@ class BaseParallelCollector(Configurable, ABC):
             action = self._policy_inference(self._ready_obs())
             self._process_timestep(self._env_step(action))
             self._iter_after_hook()
-            if self._env_manager.done:
+            if self._is_done():
                 self._finish_task()
                 break
+
+    def _is_done(self) -> bool:
+        """Return whether the envs have played their episodes."""
+        return bool(self._env_manager.done)
 
     def _ready_obs(self) -> dict[int, Any]:
         """Return the observations to act on, by env id."""

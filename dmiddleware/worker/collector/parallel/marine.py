@@ -115,9 +115,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
         if isinstance(game, str):
             game = load_env_creator(game)
         make = functools.partial(_wrapped, game, options["env_kwargs"], options["wrappers"])
-        manager = BattleEnvManager([make] * options["env_num"], _SIDES, seed=options["seed"])
-        manager.episode_num = self._episode_num
-        return manager
+        return BattleEnvManager([make] * options["env_num"], _SIDES, seed=options["seed"])
 
     def _prepare_acting(self) -> None:
         if self._eval_flag:
@@ -129,7 +127,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
         if self._eval_flag:
             return super()._ready_obs()
         ready = self._env_manager.ready_obs
-        return {env_id: ready[env_id] for env_id in self._env_manager.unfinished}
+        return {env_id: ready[env_id] for env_id in self._goal.unfinished}
 
     def _policy_inference(self, obs: dict[int, Any]) -> dict[int, Any]:
         """Return a list of two actions for each game, None for players that are not to move."""

@@ -22,6 +22,7 @@ from dmiddleware.errors import ConfigError, WaitTimeout
 from dmiddleware.rollout.stepper import first_episode_id
 from dmiddleware.seeding import derive_seed
 from dmiddleware.worker.collector.parallel.base import BaseParallelCollector
+from dmiddleware.worker.collector.parallel.episode_goal import EpisodeGoal
 from dmiddleware.worker.collector.transitions import to_tensor_transitions
 
 __all__ = ["TrajectoryCollector"]
@@ -79,6 +80,7 @@ class TrajectoryCollector(BaseParallelCollector):
         self._episode_num = self._checked_episode_num()
         self._env_manager = self._make_env_manager()
         self._env_num: int = self._env_manager.env_num
+        self._goal = EpisodeGoal(self._env_manager, self._episode_num)
         self._ids = itertools.count(first_episode_id())
         self._episode_id = [next(self._ids) for _ in range(self._env_num)]
         self._modes: list[Any] = []
@@ -92,7 +94,10 @@ class TrajectoryCollector(BaseParallelCollector):
 
     @abstractmethod
     def _make_env_manager(self) -> Any:
-        """Return the envs, closed, with ``episode_num`` set."""
+        """Return the envs, closed."""
+
+    def _is_done(self) -> bool:
+        return self._goal.done
 
     @abstractmethod
     def _policy_paths(self) -> list[tuple[Any, bool]]:
@@ -301,7 +306,7 @@ class TrajectoryCollector(BaseParallelCollector):
             for mode in self._modes:
                 mode.reset([*ended, *abnormal])
         if ended:
-            self._collector_done = self._env_manager.done
+            self._collector_done = self._goal.done
             self.send_metadata(self._get_collector_info())
 
     def _drop(self, env_id: int) -> None:

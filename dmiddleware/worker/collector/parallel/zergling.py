@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dmiddleware.classic.collate import split_outputs
-from dmiddleware.env import BaseEnvManager, BatchedTimestep, EnvTimestep, make_env_manager
-from dmiddleware.rollout.acting_memory import ActingMemory
+from dmiddleware.env import BatchedTimestep, EnvTimestep, make_env_manager
+from dmiddleware.rollout.act_inputs import ActInputs
 from dmiddleware.tree import from_numpy, index_rows, stack, to_numpy
 from dmiddleware.worker.collector.parallel.base import PARALLEL_COLLECTOR_REGISTRY
 from dmiddleware.worker.collector.parallel.trajectory_collector import TrajectoryCollector
@@ -43,7 +43,7 @@ class ZerglingParallelCollector(TrajectoryCollector):
         super().__init__(cfg, clock=clock)
         self._obs: dict[int, Any] = {}
         self._outputs: dict[int, dict[str, Any]] = {}
-        self._memory: ActingMemory | None = None
+        self._memory: ActInputs | None = None
         self._inputs: dict[int, dict[str, Any]] = {}
         self._create_policies()
 
@@ -70,17 +70,15 @@ class ZerglingParallelCollector(TrajectoryCollector):
         return [(self._cfg.policy_update_path, True)]
 
     def _make_env_manager(self) -> Any:
-        manager: BaseEnvManager = make_env_manager(**self._env_options())
-        manager.episode_num = self._episode_num
-        return manager
+        return make_env_manager(**self._env_options())
 
     def _prepare_acting(self) -> None:
-        self._memory = ActingMemory.of(self._modes[0], self._env_manager)
+        self._memory = ActInputs.of(self._modes[0], self._env_manager)
 
     def _ready_obs(self) -> dict[int, Any]:
         manager = self._env_manager
         obs = from_numpy(manager.ready_obs)
-        playing = range(self._env_num) if manager.in_lockstep else set(manager.unfinished)
+        playing = range(self._env_num) if manager.in_lockstep else set(self._goal.unfinished)
         return {
             env_id: index_rows(obs, index)
             for index, env_id in enumerate(manager.ready_obs_id.tolist())
@@ -99,14 +97,14 @@ class ZerglingParallelCollector(TrajectoryCollector):
         return {env_id: output["action"] for env_id, output in self._outputs.items()}
 
     def _env_step(self, action: dict[int, Any]) -> dict[int, EnvTimestep]:
-        playing = set(self._env_manager.unfinished)  # envs in lockstep continue, uncounted
+        playing = set(self._goal.unfinished)  # envs in lockstep continue, uncounted
         actions = {env_id: to_numpy(one) for env_id, one in action.items()}
         timestep = self._env_manager.step(actions)
         if self._memory is not None:
             self._remember(self._memory, timestep)
         return {one.env_id: one for one in timestep if one.env_id in playing}
 
-    def _remember(self, memory: ActingMemory, timestep: BatchedTimestep) -> None:
+    def _remember(self, memory: ActInputs, timestep: BatchedTimestep) -> None:
         env_ids = list(self._outputs)
         action = stack([output["action"] for output in self._outputs.values()])
         seen = memory.record(np.array(env_ids), action, timestep)

@@ -222,8 +222,8 @@ class Machine(RuleBasedStateMachine):
 
     def fill(self, number: int) -> None:
         for peer in self.nodes[number].peers.values():
-            if peer.link is not None:
-                self.nodes[number].fill(peer.link)
+            if peer.connection is not None:
+                self.nodes[number].fill(peer.connection)
 
     # What always holds.
 
@@ -256,7 +256,7 @@ class Machine(RuleBasedStateMachine):
 
     def is_linked(self, one: int, other: int) -> bool:
         peer = self.nodes[one].peers.get(str(other))
-        return peer is not None and peer.link is not None
+        return peer is not None and peer.connection is not None
 
     def is_greeting(self, one: int, other: int) -> bool:
         pair = {self.nodes[one], self.nodes[other]}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import FrameError
-from dmiddleware.router.protocol.delivery import Inbox, InboxState, Outbox, OutgoingFrame
+from dmiddleware.router.protocol.delivery import Inbox, InboxState, MessageBatch, Outbox
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TestOutbox:
         outbox.on_connect(100)
         assert outbox.next_frame() is None
         outbox.on_state(InboxState(0, 0, 100))
-        assert outbox.next_frame() == OutgoingFrame(1, (Note(1),), 10)
+        assert outbox.next_frame() == MessageBatch(1, (Note(1),), 10)
         assert not outbox.is_blocked and not outbox.is_empty
 
     def test_it_keeps_what_is_not_acknowledged_and_refuses_more_than_its_bound(self) -> None:
@@ -116,7 +116,7 @@ class TestOutbox:
         outbox.on_connect(100)
         outbox.on_state(InboxState(0, 0, 100))
         frames = [outbox.next_frame() for _ in range(2)]
-        assert frames == [OutgoingFrame(1, (Note(2),), 10), OutgoingFrame(2, (Note(3),), 10)]
+        assert frames == [MessageBatch(1, (Note(2),), 10), MessageBatch(2, (Note(3),), 10)]
 
     def test_what_was_given_up_leaves_no_gap(self) -> None:
         outbox = connected()
@@ -213,7 +213,7 @@ class TestOutbox:
         outbox.offer(Note(5))
         assert outbox.next_frame() is None
         outbox.on_state(InboxState(9, 9, 10_000))
-        assert outbox.next_frame() == OutgoingFrame(10, (Note(5),), 10)
+        assert outbox.next_frame() == MessageBatch(10, (Note(5),), 10)
 
     def test_a_message_that_was_held_back_is_sent_over_a_new_connection(self) -> None:
         outbox: Outbox[Note] = Outbox(max_bytes=10_000, batch_bytes=1000, hold_bytes=50)
@@ -301,7 +301,7 @@ class TestInbox:
         assert list(inbox.waiting) == notes(3) and inbox.n_bytes == 10
 
 
-class Link:
+class Transmission:
     """An outbox and an inbox, and the connections between them."""
 
     def __init__(self, rng: random.Random, *, handled: bool) -> None:
@@ -313,7 +313,7 @@ class Link:
             self.capacity, max_unhandled=3 if handled else None, peer_bytes=max_bytes
         )
         self.handled = handled
-        self.there: deque[OutgoingFrame[Note] | None] = deque()
+        self.there: deque[MessageBatch[Note] | None] = deque()
         self.back: deque[InboxState] = deque()
         self.n_offered = 0
         self.taken: list[int] = []
@@ -397,37 +397,42 @@ def test_everything_is_delivered_once_and_in_order_whatever_breaks(
     seed: int, handled: bool, n_steps: int
 ) -> None:
     rng = random.Random(seed)
-    link = Link(rng, handled=handled)
+    transmission = Transmission(rng, handled=handled)
     steps = [
-        link.offer,
-        link.offer,
-        link.send,
-        link.arrive,
-        link.take,
-        link.handle,
-        link.report,
-        link.learn,
+        transmission.offer,
+        transmission.offer,
+        transmission.send,
+        transmission.arrive,
+        transmission.take,
+        transmission.handle,
+        transmission.report,
+        transmission.learn,
     ]
     for _ in range(n_steps):
         rng.choice(steps)()
         if rng.random() < 0.03:
-            link.connect()
-        assert link.inbox.n_bytes <= max(link.capacity, 60)
-    link.finish()
-    while len(link.inbox):
-        link.take()
-    assert link.taken == list(range(link.n_offered))
-    assert link.outbox.n_bytes == 0
+            transmission.connect()
+        assert transmission.inbox.n_bytes <= max(transmission.capacity, 60)
+    transmission.finish()
+    while len(transmission.inbox):
+        transmission.take()
+    assert transmission.taken == list(range(transmission.n_offered))
+    assert transmission.outbox.n_bytes == 0
 
 
 def test_a_sender_never_waits_for_a_heartbeat() -> None:
     for seed in range(50):
-        link = Link(random.Random(seed), handled=seed % 2 == 1)
+        transmission = Transmission(random.Random(seed), handled=seed % 2 == 1)
         for _ in range(500):
-            link.offer()
-            for step in (link.send, link.arrive, link.take, link.handle):
+            transmission.offer()
+            for step in (
+                transmission.send,
+                transmission.arrive,
+                transmission.take,
+                transmission.handle,
+            ):
                 step()
-            if link.inbox.is_due:
-                link.back.append(link.inbox.take_state())
-            link.learn()
-        assert len(link.taken) > 100
+            if transmission.inbox.is_due:
+                transmission.back.append(transmission.inbox.take_state())
+            transmission.learn()
+        assert len(transmission.taken) > 100

@@ -367,11 +367,11 @@ def test_what_exceeds_the_memory_of_the_receiver_is_refused_with_both_sizes(deli
 
 def send_fragment(connection: Connection, fragment: Fragment, data: bytes, **fields: int) -> None:
     """Send a signed frame with a fragment that an honest peer would not send."""
-    session = connection.links[0].session
+    session = connection.ends[0].session
     assert session is not None
     contents = FrameContents(msgspec.msgpack.encode(fragment), (data,) if data else ())
     numbers = {"stream": 0, "data_sequence": 2, **fields}
-    frame = session.make(FrameType.FRAGMENT, contents, incarnation=1, **numbers)
+    frame = session.make(FrameType.FRAGMENT, contents, incarnation=1, **numbers)  # type: ignore[arg-type]
     connection.receive(1, bytearray(bytes(frame)))
     if connection.errors:
         raise connection.errors[0]
@@ -454,9 +454,9 @@ def test_fragments_join_to_the_event_over_any_number_of_connections(
             assembly.add(Fragment.of(frame), frame)
     assert transfer.is_sent and transfer.next_fragment() is None
     got = CODEC.decode(assembly.event().skeleton, assembly.event().buffers)
-    assert got[0] == text and [one.tolist() for one in got[1:]] == [
-        one.tolist() for one in value[1:]
-    ]
+    arrays: list[Any] = [*value[1:]]
+    assert got[0] == text
+    assert [array.tolist() for array in got[1:]] == [array.tolist() for array in arrays]
 
 
 @pytest.mark.parametrize("offset", [-1, None, 10**6])

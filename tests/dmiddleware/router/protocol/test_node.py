@@ -399,7 +399,7 @@ def test_a_node_that_leaves_says_goodbye_behind_what_can_be_sent(pair: Pair) -> 
     listener.say_goodbye()
     serve(listener)
     assert FrameType.BYE not in map(type_of, connection.routes[1].frames)
-    assert connection.links[1].is_stalled
+    assert connection.ends[1].is_stalled
     connection.routes[1].most = 9
     exchange(connection)
     assert taken(dialer) == [("0", "e", "waiting")] and dialer.peers == {}
@@ -576,7 +576,7 @@ def test_replayed_frames_do_not_keep_a_dead_peer_connected(pair: Pair) -> None:
     connection.deliver(1)
     for second in range(1, 4):
         with pytest.raises((AuthError, FrameError)):
-            dialer.on_frame(connection.links[0], memoryview(recorded), float(second))
+            dialer.on_frame(connection.ends[0], memoryview(recorded), float(second))
     dialer.tick(3.1)
     assert not dialer.is_connected("0")
 
@@ -587,7 +587,7 @@ def test_a_frame_cannot_be_sent_back_to_its_sender(pair: Pair) -> None:
     emit(dialer, "0", "e", 1)
     connection.fill(0)
     with pytest.raises(AuthError):
-        dialer.on_frame(connection.links[0], connection.routes[0].pop(), 0.0)
+        dialer.on_frame(connection.ends[0], connection.routes[0].pop(), 0.0)
 
 
 def test_a_restarted_listener_is_known_by_its_dialers_to_be_newer() -> None:
@@ -776,7 +776,7 @@ def test_a_broadcast_is_laid_out_once_and_copied_for_no_peer() -> None:
         exchange(connection)
         assert listener.offer(name, event)
         route = connection.routes[1]
-        route.put = lambda frame, urgent=False: frames.append(frame)  # type: ignore[method-assign]
+        route.put = lambda frame, urgent=False: frames.append(frame)  # type: ignore[method-assign, misc]
         connection.fill(1)
     assert len(frames) == 3 and all(isinstance(frame, OutgoingFrame) for frame in frames)
     assert event.contents is not None

@@ -66,11 +66,11 @@ def test_a_mutated_handshake_changes_nothing(
     mutated = bytes(OutgoingFrame(frame.type, contents, None, max_size=1 << 20))
     kind = connection.receive(1, bytearray(mutated))
     # Without a key nothing protects a valid change.
-    if connection.links[1].session is None:
+    if connection.ends[1].session is None:
         if kind is None:
             assert isinstance(connection.errors[0], FrameError)
         elif kind is FrameType.REFUSED:
-            assert listener.n_refused == 1 and connection.links[1].is_over
+            assert listener.n_refused == 1 and connection.ends[1].is_over
         else:
             assert not second
         assert (listener.peers, listener.changes, listener.incarnation) == ({}, [], 1)
@@ -155,7 +155,7 @@ def test_one_event_name_too_many_is_refused_where_it_is_emitted(most: int) -> No
         dialer.peers["0"].outgoing.put_lossy(encode_event(f"name {number}", 0, CODEC))
     with pytest.raises(RouterError, match=f"sent {most} other event names to node 0"):
         dialer.subscriptions.check(encode_event("one more", None, CODEC), ["0"])
-    # The link stays usable, also over new connections and for the peer's successor.
+    # The peer stays usable, also over new connections and for the peer's successor.
     for start in (1, 2):
         dialer.subscriptions.check(encode_event("name 0", None, CODEC), ["0"])
         emit(dialer, "0", "name 0", start)
@@ -229,9 +229,9 @@ def test_a_huge_incarnation_is_refused_and_the_node_id_stays_usable() -> None:
     dialer, listener = make_node("1"), make_node("0")
     connection = join(dialer, listener)
     exchange(connection)
-    link = connection.links[0]
-    assert link.session is not None
-    raw = link.session.make(FrameType.HEARTBEAT, FrameContents(), incarnation=1 << 40)
+    end = connection.ends[0]
+    assert end.session is not None
+    raw = end.session.make(FrameType.HEARTBEAT, FrameContents(), incarnation=1 << 40)
     connection.receive(1, bytearray(bytes(raw)))
     with pytest.raises(FrameError, match="claims incarnation"):
         raise connection.errors[0]
@@ -258,9 +258,9 @@ def test_impossible_states_are_refused_or_ignored(
     since = dialer.peers["0"].since
     flags = [since if flags[0] in (0, 1) else flags[0], True, flags[2] == 1]
     metadata = msgspec.msgpack.encode((inboxes, latest, lossy, *flags, grants))
-    link = connection.links[1]
-    assert link.session is not None
-    raw = link.session.make(FrameType.STATE, FrameContents(metadata), incarnation=1)
+    end = connection.ends[1]
+    assert end.session is not None
+    raw = end.session.make(FrameType.STATE, FrameContents(metadata), incarnation=1)
     connection.receive(0, bytearray(bytes(raw)))
     assert all(isinstance(error, FrameError) for error in connection.errors)
     connection.cut()
@@ -281,9 +281,9 @@ def test_impossible_events_are_refused_or_delivered(
     dialer, listener = make_node("1"), make_node("0")
     connection = join(dialer, listener)
     exchange(connection)
-    link = connection.links[0]
-    assert link.session is not None
-    raw = link.session.make(
+    end = connection.ends[0]
+    assert end.session is not None
+    raw = end.session.make(
         FrameType.DATA,
         FrameContents(msgspec.msgpack.encode(events)),
         incarnation=1,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dmiddleware.errors import FrameError
 from dmiddleware.router.wire.byte_pieces import BytePieces, WireBytes
 from dmiddleware.router.wire.stream_frames import (
-    FRAGMENT_BYTES,
+    CHUNK_BYTES,
     HEAD_BYTES,
     SMALL_BYTES,
     FrameReader,
@@ -20,8 +20,8 @@ from dmiddleware.router.wire.stream_frames import (
 )
 from dmiddleware.testing.stream_network import fill
 
-MAX_BYTES = 4 * FRAGMENT_BYTES
-SIZES = (0, 1, 1000, SMALL_BYTES, SMALL_BYTES + 1, FRAGMENT_BYTES, 2 * FRAGMENT_BYTES + 5)
+MAX_BYTES = 4 * CHUNK_BYTES
+SIZES = (0, 1, 1000, SMALL_BYTES, SMALL_BYTES + 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 5)
 
 
 def head(size: int, total: int, magic: bytes = b"DMWS") -> bytes:
@@ -71,7 +71,7 @@ def test_large_frames_can_be_replaced_when_they_are_sent() -> None:
 
     writer, reader = FrameWriter(), FrameReader(MAX_BYTES)
     writer.replace = replaced
-    tickets = [b"t" * FRAGMENT_BYTES, b"t" * (SMALL_BYTES + 1)]
+    tickets = [b"t" * CHUNK_BYTES, b"t" * (SMALL_BYTES + 1)]
     frames = [tickets[0], b"t small", b"as it is" * SMALL_BYTES, tickets[1], b"last"]
     for frame in frames:
         writer.put(frame)
@@ -84,17 +84,17 @@ def test_large_frames_can_be_replaced_when_they_are_sent() -> None:
     assert writer.unsent_bytes == 0
 
 
-def test_an_urgent_frame_waits_for_one_fragment_only() -> None:
+def test_an_urgent_frame_waits_for_one_chunk_only() -> None:
     writer, reader = FrameWriter(), FrameReader(MAX_BYTES)
-    large = bytes(3 * FRAGMENT_BYTES)
+    large = bytes(3 * CHUNK_BYTES)
     writer.put(large)
     writer.put(b"later")
     raw = b"".join(writer.next())
-    assert len(raw) == HEAD_BYTES + FRAGMENT_BYTES
+    assert len(raw) == HEAD_BYTES + CHUNK_BYTES
     writer.put(b"heartbeat", urgent=True)
     assert feed(reader, raw) == []
     raw = b"".join(writer.next())
-    assert len(raw) == HEAD_BYTES + 9 + HEAD_BYTES + FRAGMENT_BYTES
+    assert len(raw) == HEAD_BYTES + 9 + HEAD_BYTES + CHUNK_BYTES
     assert feed(reader, raw) == [b"heartbeat"]
     assert feed(reader, drain(writer)) == [large, b"later"]
 
@@ -110,10 +110,10 @@ def test_small_frames_are_sent_together() -> None:
 
 def test_a_large_frame_is_received_into_its_own_memory() -> None:
     reader = FrameReader(MAX_BYTES)
-    content = random.Random(1).randbytes(FRAGMENT_BYTES)
-    assert feed(reader, head(FRAGMENT_BYTES, FRAGMENT_BYTES) + content[:100]) == []
+    content = random.Random(1).randbytes(CHUNK_BYTES)
+    assert feed(reader, head(CHUNK_BYTES, CHUNK_BYTES) + content[:100]) == []
     rest = reader.targets[0]
-    assert len(rest) == FRAGMENT_BYTES - 100
+    assert len(rest) == CHUNK_BYTES - 100
     rest[:] = content[100:]
     (frame,) = list(reader.add(len(rest)))
     assert frame == content
@@ -152,7 +152,7 @@ def test_bytes_that_are_not_frames_are_refused_before_anything_is_allocated(raw:
         (head(5, MAX_BYTES) + b"12345", head(MAX_BYTES - 4, MAX_BYTES)),
     ],
 )
-def test_fragments_that_do_not_belong_together_are_refused(first: bytes, second: bytes) -> None:
+def test_chunks_that_do_not_belong_together_are_refused(first: bytes, second: bytes) -> None:
     with pytest.raises(FrameError):
         feed(FrameReader(MAX_BYTES), first + second)
 
@@ -180,9 +180,9 @@ def test_any_bytes_are_frames_or_refused(raw: bytes) -> None:
 
 def test_what_was_not_sent_can_be_dropped() -> None:
     writer = FrameWriter()
-    writer.put(bytes(3 * FRAGMENT_BYTES))
+    writer.put(bytes(3 * CHUNK_BYTES))
     writer.put(b"more", urgent=True)
     writer.next()
-    assert writer.unsent_bytes > 2 * FRAGMENT_BYTES
+    assert writer.unsent_bytes > 2 * CHUNK_BYTES
     writer.clear()
     assert writer.next() == [] and writer.unsent_bytes == 0

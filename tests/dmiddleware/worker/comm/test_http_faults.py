@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from dmiddleware.worker import Coordinator
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.http import Master
 from dmiddleware.worker.comm.http_link import HttpLink
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -123,13 +123,12 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(int(DEADLINE_S / 0.05)):
-        if condition():
-            return
-        pause.wait(0.05)
-    raise AssertionError("the condition did not become true in time")
+def wait_for_tasks(coordinator: Coordinator, *, n_more: int) -> None:
+    n_finished = coordinator.counters.get("finished", 0) + n_more
+    wait_until(
+        lambda: coordinator.counters.get("finished", 0) >= n_finished,
+        lambda: f"{n_finished} finished tasks, counted {coordinator.counters}",
+    )
 
 
 @pytest.fixture
@@ -143,18 +142,13 @@ def test_killed_workers_are_replaced_and_the_run_leaves_no_step_data(run: Run) -
     workers = {role: run.worker(role) for role in run.ports}
     coordinator = Coordinator(run.config(), **run.link())
     with coordinator:
-
-        def wait_for_more_tasks(n: int) -> None:
-            wanted = coordinator.counters.get("finished", 0) + n
-            wait_until(lambda: coordinator.counters.get("finished", 0) >= wanted)
-
-        wait_for_more_tasks(2)
+        wait_for_tasks(coordinator, n_more=2)
         for role in ("collector", "learner"):
             workers[role].kill()
-            wait_until(lambda: f"{role}0" not in coordinator.workers)  # noqa: B023
+            wait_until(lambda: f"{role}0" not in coordinator.workers, "a lost worker")  # noqa: B023
             workers[role] = run.worker(role)
-            wait_until(lambda: f"{role}0" in coordinator.workers)  # noqa: B023
-            wait_for_more_tasks(3)
+            wait_until(lambda: f"{role}0" in coordinator.workers, "a new worker")  # noqa: B023
+            wait_for_tasks(coordinator, n_more=3)
         assert run.files()
     assert run.files() == []
     for worker in workers.values():
@@ -173,9 +167,8 @@ def test_a_killed_coordinator_is_replaced_and_adopts_what_runs(run: Run) -> None
     first.wait()
     second = Coordinator(run.config(), **run.link())
     second.load_state_dict(load_checkpoint(state))
-    finished = second.counters["finished"]
     with second:
-        wait_until(lambda: second.counters["finished"] >= finished + 4)
+        wait_for_tasks(second, n_more=4)
         assert second.counters.get("failed", 0) == 0
     assert run.files() == []
     for worker in workers:
@@ -185,7 +178,7 @@ def test_a_killed_coordinator_is_replaced_and_adopts_what_runs(run: Run) -> None
 def test_a_stopped_run_leaves_no_process(run: Run) -> None:
     workers = [run.worker(role) for role in run.ports]
     with Coordinator(run.config(), **run.link()) as coordinator:
-        wait_until(lambda: coordinator.counters.get("finished", 0) >= 1)
+        wait_for_tasks(coordinator, n_more=1)
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
         for worker in workers:

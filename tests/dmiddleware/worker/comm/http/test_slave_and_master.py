@@ -16,6 +16,7 @@ from dmiddleware.worker.errors import (
     TaskFail,
     TaskRefuse,
 )
+from tests.waiting import wait_until
 
 KEY = b"k" * 32
 DEADLINE_S = 20.0
@@ -65,16 +66,6 @@ class Adder(Slave):
 
 def new_master(**options: Any) -> Master:
     return Master(port=0, key=KEY, **{"heartbeat_check_span": 0.05, **QUICK, **options})
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait with a deadline; the condition is about another thread."""
-    pause = threading.Event()
-    for _ in range(int(DEADLINE_S / 0.01)):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("the condition did not become true")
 
 
 @pytest.fixture
@@ -328,7 +319,7 @@ def test_a_result_is_sent_until_the_master_acknowledges_it(
     assert task.join(DEADLINE_S).result == {"sum": 3}
     assert connection.new_task({"numbers": [4]}).start().join(DEADLINE_S).result == {"sum": 4}
     assert len(requests) == 6
-    wait_until(lambda: len(results) == 1)
+    wait_until(lambda: len(results) == 1, "the result")
     assert slave.not_taken == []
 
 
@@ -356,7 +347,7 @@ def test_a_slave_whose_heartbeats_stop_is_lost_and_its_task_fails() -> None:
         connection = master.new_connection("adder", "127.0.0.1", slave.port).connect()
         task = connection.new_task({"wait": True, "numbers": [1]}).start()
         clock.advance(16.0)
-        wait_until(lambda: connection.last_beat == clock.now())
+        wait_until(lambda: connection.last_beat == clock.now(), "a heartbeat")
         assert connection.is_connected
         slave._connection.lost.set()  # type: ignore[union-attr]
         clock.advance(18.0)
@@ -374,7 +365,7 @@ def test_heartbeats_keep_a_slave_connected(slave: Adder) -> None:
         connection = master.new_connection("adder", "127.0.0.1", slave.port).connect()
         for _ in range(4):
             clock.advance(16.0)
-            wait_until(lambda: connection.last_beat == clock.now())
+            wait_until(lambda: connection.last_beat == clock.now(), "a heartbeat")
         assert connection.is_connected
         assert slave.is_connected
 
@@ -391,7 +382,7 @@ def test_a_slave_that_is_gone_fails_the_next_task(master: Master) -> None:
 def test_a_slave_that_the_master_forgot_accepts_another_one(slave: Adder, master: Master) -> None:
     connection = master.new_connection("adder", "127.0.0.1", slave.port).connect()
     connected_at = connection.last_beat
-    wait_until(lambda: connection.last_beat > connected_at)
+    wait_until(lambda: connection.last_beat > connected_at, "a heartbeat")
     connection.lose("a test")
     assert slave.lost.wait(DEADLINE_S)
     connection.connect()
@@ -465,7 +456,7 @@ def test_no_thread_outlives_a_slave_and_its_master() -> None:
         master.new_connection("adder", "127.0.0.1", slave.port) as connection,
     ):
         connection.new_task({"numbers": [1]}).start().join(DEADLINE_S)
-    wait_until(lambda: threading.active_count() <= before)
+    wait_until(lambda: threading.active_count() <= before, "the end of the threads")
 
 
 def test_connecting_before_the_start_is_an_error(slave: Adder) -> None:

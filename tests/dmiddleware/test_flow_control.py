@@ -1,4 +1,4 @@
-"""The bounded inbox, whose items are acknowledged when they are taken, and its senders' windows."""
+"""The bounded queue, whose items are acknowledged when they are taken, and its senders' windows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmiddleware.inbox import Inbox, ItemId, Window
+from dmiddleware.flow_control import FairQueue, ItemId, Window
 
 DEADLINE_S = 30.0
 
@@ -44,97 +44,97 @@ class Watched(threading.Condition):
 
 
 def test_items_are_taken_in_order() -> None:
-    inbox = Inbox[str]()
+    queue = FairQueue[str]()
     for item in "abc":
-        assert inbox.put(item)
-    assert (len(inbox), inbox.first) == (3, "a")
-    assert [inbox.take() for _ in range(4)] == ["a", "b", "c", None]
-    assert inbox.first is None
+        assert queue.put(item)
+    assert (len(queue), queue.first) == (3, "a")
+    assert [queue.take() for _ in range(4)] == ["a", "b", "c", None]
+    assert queue.first is None
 
 
 def test_an_item_is_acknowledged_when_it_is_taken_and_not_before() -> None:
-    inbox = Inbox[str]()
+    queue = FairQueue[str]()
     tape: list[str] = []
     for item in "ab":
-        inbox.put(item, acknowledge=partial(tape.append, item))
-    assert inbox.first == "a"
+        queue.put(item, acknowledge=partial(tape.append, item))
+    assert queue.first == "a"
     assert tape == []
-    assert inbox.take() == "a"
+    assert queue.take() == "a"
     assert tape == ["a"]
-    assert inbox.drain() == ["b"]
+    assert queue.drain() == ["b"]
     assert tape == ["a"], "what is dropped is not acknowledged"
-    assert len(inbox) == 0
+    assert len(queue) == 0
 
 
 def test_an_acknowledgment_is_sent_without_the_lock() -> None:
-    inbox = Inbox[str]()
+    queue = FairQueue[str]()
 
     def acknowledge() -> None:
-        thread, results = in_thread(lambda: len(inbox.drain()))
+        thread, results = in_thread(lambda: len(queue.drain()))
         thread.join(DEADLINE_S)
         assert results == [0]
 
-    inbox.put("a", acknowledge=acknowledge)
-    assert inbox.take() == "a"
+    queue.put("a", acknowledge=acknowledge)
+    assert queue.take() == "a"
 
 
-def test_a_producer_waits_while_the_inbox_is_full() -> None:
+def test_a_producer_waits_while_the_queue_is_full() -> None:
     changed = Watched()
-    inbox = Inbox[str](capacity=2, changed=changed)
-    assert inbox.put("a") and inbox.put("b")
-    assert not inbox.put("c", timeout_s=0.0)
-    thread, results = in_thread(lambda: inbox.put("c"))
+    queue = FairQueue[str](capacity=2, changed=changed)
+    assert queue.put("a") and queue.put("b")
+    assert not queue.put("c", timeout_s=0.0)
+    thread, results = in_thread(lambda: queue.put("c"))
     changed.wait_until_entered()
     assert results == []
-    assert inbox.take() == "a"
+    assert queue.take() == "a"
     thread.join(DEADLINE_S)
     assert results == [True]
-    assert inbox.drain() == ["b", "c"]
+    assert queue.drain() == ["b", "c"]
 
 
 def test_a_consumer_waits_for_an_item() -> None:
     changed = Watched()
-    inbox = Inbox[str](changed=changed)
-    thread, results = in_thread(lambda: inbox.take(None))
+    queue = FairQueue[str](changed=changed)
+    thread, results = in_thread(lambda: queue.take(None))
     changed.wait_until_entered()
-    inbox.put("a")
+    queue.put("a")
     thread.join(DEADLINE_S)
     assert results == ["a"]
-    assert inbox.take(0.01) is None
+    assert queue.take(0.01) is None
 
 
 @pytest.mark.parametrize("waits", ["put", "take"])
 def test_closing_ends_waits(waits: str) -> None:
     changed = Watched()
-    inbox = Inbox[str](capacity=1, changed=changed)
+    queue = FairQueue[str](capacity=1, changed=changed)
     if waits == "put":
-        inbox.put("a")
-    waiting = (lambda: inbox.put("b")) if waits == "put" else (lambda: inbox.take(None))
+        queue.put("a")
+    waiting = (lambda: queue.put("b")) if waits == "put" else (lambda: queue.take(None))
     thread, results = in_thread(waiting)
     changed.wait_until_entered()
-    inbox.close()
-    inbox.close()
+    queue.close()
+    queue.close()
     thread.join(DEADLINE_S)
     assert results == [False if waits == "put" else None]
 
 
-def test_a_closed_inbox_accepts_nothing_and_returns_what_is_left() -> None:
-    inbox = Inbox[str]()
-    inbox.put("a")
-    inbox.close()
-    assert not inbox.put("b")
-    assert [inbox.take(None), inbox.take(None)] == ["a", None]
+def test_a_closed_queue_accepts_nothing_and_returns_what_is_left() -> None:
+    queue = FairQueue[str]()
+    queue.put("a")
+    queue.close()
+    assert not queue.put("b")
+    assert [queue.take(None), queue.take(None)] == ["a", None]
 
 
 def test_senders_take_turns() -> None:
-    inbox = Inbox[str]()
+    queue = FairQueue[str]()
     for item in ("a1", "a2", "a3", "b1"):
-        inbox.put(item, sender=item[0])
-    inbox.put("c1", sender="c")
-    assert [inbox.take() for _ in range(5)] == ["a1", "b1", "c1", "a2", "a3"]
+        queue.put(item, sender=item[0])
+    queue.put("c1", sender="c")
+    assert [queue.take() for _ in range(5)] == ["a1", "b1", "c1", "a2", "a3"]
 
 
-@pytest.mark.parametrize("make", [lambda: Inbox(capacity=0), lambda: Window(0)])
+@pytest.mark.parametrize("make", [lambda: FairQueue(capacity=0), lambda: Window(0)])
 def test_nothing_can_be_sent_without_room(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         make()
@@ -183,7 +183,7 @@ def test_a_new_receiver_has_nothing_of_the_old_one() -> None:
 def test_whatever_happens_no_sender_has_more_in_transit_than_its_window_and_all_is_in_order(
     steps: list[tuple[int, str]], size: int
 ) -> None:
-    inbox = Inbox[tuple[int, int]]()
+    queue = FairQueue[tuple[int, int]]()
     windows = [Window(size) for _ in range(3)]
     answers: deque[tuple[int, ItemId]] = deque()
     taken: list[tuple[int, int]] = []
@@ -192,27 +192,27 @@ def test_whatever_happens_no_sender_has_more_in_transit_than_its_window_and_all_
         if step == "send" and window.has_room:
             item_id = window.send()
             acknowledge = partial(answers.append, (sender, item_id))
-            inbox.put((sender, item_id.number), sender=sender, acknowledge=acknowledge)
-        elif step == "take" and (item := inbox.take()) is not None:
+            queue.put((sender, item_id.number), sender=sender, acknowledge=acknowledge)
+        elif step == "take" and (item := queue.take()) is not None:
             taken.append(item)
         elif step == "answer" and answers:
             answered, answer = answers.popleft()
             windows[answered].acknowledge(*answer)
-        assert len(inbox) + len(answers) == sum(one.sent - one.taken for one in windows)
+        assert len(queue) + len(answers) == sum(one.sent - one.taken for one in windows)
         assert all(one.sent - one.taken <= size for one in windows)
     for sender in range(3):
         numbers = [number for who, number in taken if who == sender]
         assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_what_is_put_back_is_taken_first_although_the_inbox_is_full_or_closed() -> None:
-    inbox = Inbox[str](capacity=2)
+def test_what_is_put_back_is_taken_first_although_the_queue_is_full_or_closed() -> None:
+    queue = FairQueue[str](capacity=2)
     for item in "ab":
-        inbox.put(item)
-    taken = [inbox.take(), inbox.take()]
+        queue.put(item)
+    taken = [queue.take(), queue.take()]
     for item in "cd":
-        inbox.put(item)
-    inbox.close()
-    inbox.put_back([one for one in taken if one is not None])
-    assert len(inbox) == 4 and "a" in inbox and "e" not in inbox
-    assert [inbox.take() for _ in range(5)] == ["a", "b", "c", "d", None]
+        queue.put(item)
+    queue.close()
+    queue.put_back([one for one in taken if one is not None])
+    assert len(queue) == 4 and "a" in queue and "e" not in queue
+    assert [queue.take() for _ in range(5)] == ["a", "b", "c", "d", None]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dmiddleware.env import VectorEnvManager, make_env_manager
-from dmiddleware.env.restart_limit import FailureBudget
+from dmiddleware.env.failure_budget import FailureBudget
 from dmiddleware.errors import EnvCrashed, EnvTimeout
 from dmiddleware.launch.mistakes import is_mistake
 from dmiddleware.testing import FakeClock

@@ -1,4 +1,4 @@
-"""Back-pressure: a bounded inbox, and the window of a sender in another process."""
+"""Back-pressure: a bounded queue, and the window of a sender in another process."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Inbox", "ItemId", "Window"]
+__all__ = ["FairQueue", "ItemId", "Window"]
 
 T = TypeVar("T")
 
 
-class Inbox(Generic[T]):
+class FairQueue(Generic[T]):
     """A bounded queue of items, in which taking an item acknowledges it.
 
-    A producer in this process waits in :meth:`put` while the inbox is full. A producer in another
+    A producer in this process waits in :meth:`put` while the queue is full. A producer in another
     process waits too, if it keeps a :class:`Window`: what :meth:`put` gets as ``acknowledge`` is
-    called when the item has been taken, and opens the window. So no inbox holds more than its
+    called when the item has been taken, and opens the window. So no queue holds more than its
     capacity, or than the windows of its senders.
 
     Items of one sender are taken in the order in which they were put. Senders take turns, so that
@@ -26,7 +26,7 @@ class Inbox(Generic[T]):
 
     Args:
         capacity: how many items may wait; None: no limit but that of the senders' windows.
-        changed: guards the inbox, and is notified of each change. Pass one to wait for other things
+        changed: guards the queue, and is notified of each change. Pass one to wait for other things
             as well. None: a new one.
 
     Raises:
@@ -70,7 +70,7 @@ class Inbox(Generic[T]):
         acknowledge: Callable[[], None] | None = None,
         timeout_s: float | None = None,
     ) -> bool:
-        """Add an item; while the inbox is full, wait.
+        """Add an item; while the queue is full, wait.
 
         Args:
             item: the item, which must not be None.
@@ -79,7 +79,7 @@ class Inbox(Generic[T]):
             timeout_s: the most seconds to wait; None means no limit.
 
         Returns:
-            Whether the item was accepted. It is not if there was no room in time, or if the inbox
+            Whether the item was accepted. It is not if there was no room in time, or if the queue
             is closed.
         """
         with self._changed:
@@ -104,7 +104,7 @@ class Inbox(Generic[T]):
             timeout_s: the most seconds to wait for one; None means no limit.
 
         Returns:
-            The item; None if there was none in time. A closed inbox returns what is left, and then
+            The item; None if there was none in time. A closed queue returns what is left, and then
             None at once.
         """
         with self._changed:
@@ -170,7 +170,7 @@ class ItemId(NamedTuple):
 
 
 class Window:
-    """How many items a sender may send to an inbox in another process before they are taken.
+    """How many items a sender may send to a queue in another process before they are taken.
 
     Each item travels with its id, and each acknowledgment with the id of the newest item that was
     taken. Pure: no lock, no sending.

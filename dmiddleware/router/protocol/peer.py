@@ -1,4 +1,4 @@
-"""One peer of a node: its current connection, and its streams in both directions."""
+"""A peer of a node: its current connection, and its streams in both directions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.envelope import MAX_BATCH_BYTES
 from dmiddleware.router.wire.frame import FrameType
 
-__all__ = ["READY_EVENT", "Link", "PeerCounters", "PeerSession", "Route", "Sharing"]
+__all__ = ["READY_EVENT", "Peer", "PeerConnection", "PeerCounters", "Route", "Sharing"]
 
 READY_EVENT: Final = "task.ready"
 """Never emitted. A peer that subscribes to it under the name of a task is ready for that task."""
@@ -39,7 +39,7 @@ class PeerCounters:
 
 
 class Route(Protocol):
-    """What carries the frames of a link."""
+    """What carries the frames of a connection."""
 
     @property
     def has_room(self) -> bool:
@@ -69,7 +69,7 @@ class Route(Protocol):
 
 
 class Sharing(Protocol):
-    """Memory that the two nodes of a link may share."""
+    """Memory that the two nodes of a connection may share."""
 
     @property
     def is_agreed(self) -> bool:
@@ -99,7 +99,7 @@ class Sharing(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Link:
+class PeerConnection:
     """One connection of a node, from the handshake on.
 
     Attributes:
@@ -128,7 +128,7 @@ class Link:
     handshake: DialerHandshake | ListenerHandshake | None = None
     identity: Identity | None = None
     session: SessionFrames | None = None
-    peer: PeerSession | None = None
+    peer: Peer | None = None
     is_stalled: bool = False
     is_over: bool = False
     owed: Counter[FrameType] = field(default_factory=Counter)
@@ -138,7 +138,7 @@ class Link:
 
 
 @dataclass(eq=False, slots=True)
-class PeerSession:
+class Peer:
     """One peer: its current session, and the streams to and from it.
 
     The session changes with each connection; the streams outlive it.
@@ -149,7 +149,7 @@ class PeerSession:
         since: the number of the session in which the numbers of the frames began.
         outgoing: the streams to the peer.
         incoming: the streams from the peer.
-        link: the connection with it; None while there is none.
+        connection: the connection with it; None while there is none.
         patterns: events that the peer subscribes to, as globs.
         inherited: events that the peer's predecessor subscribed to; it receives them too until it
             is ready for the task that they belong to.
@@ -168,7 +168,7 @@ class PeerSession:
     since: int
     outgoing: OutgoingStreams
     incoming: IncomingStreams
-    link: Link | None = None
+    connection: PeerConnection | None = None
     patterns: tuple[str, ...] = ()
     inherited: tuple[str, ...] = ()
     ready_for: int = 0
@@ -183,7 +183,7 @@ class PeerSession:
     _inherited: Patterns | None = None
 
     @classmethod
-    def start(cls, session: Session, old: PeerSession | None, options: NodeOptions) -> PeerSession:
+    def start(cls, session: Session, old: Peer | None, options: NodeOptions) -> Peer:
         """Start with a process that has not been seen before, or has been forgotten.
 
         Args:
@@ -214,7 +214,7 @@ class PeerSession:
     @property
     def is_connected(self) -> bool:
         """Whether there is a connection with it."""
-        return self.link is not None
+        return self.connection is not None
 
     def subscribes_to(self, event: str) -> bool:
         """Return whether the peer subscribes to an event."""
