@@ -20,7 +20,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -42,11 +42,13 @@ with warnings.catch_warnings():
 
 __all__ = [
     "Batch",
+    "Columns",
     "Value",
     "Nested",
     "as_tree",
     "to_dict",
     "items_of",
+    "with_columns",
     "from_numpy",
     "to_numpy",
     "to_array",
@@ -86,7 +88,7 @@ if TYPE_CHECKING:
         def __getitem__(self, key: str) -> Value: ...
 
         @overload
-        def get(self, key: str) -> torch.Tensor | None: ...
+        def get(self, key: str, default: None = None) -> torch.Tensor | None: ...
         @overload
         def get(self, key: str, default: _Default) -> torch.Tensor | _Default: ...
         def get(self, key: str, default: object = None) -> object:
@@ -111,6 +113,32 @@ _batch_items: Callable[[Any], Iterable[tuple[Any, Any]]] = Batch.items  # looked
 
 Value: TypeAlias = torch.Tensor | Batch
 """A column of a batch: a tensor, or a batch if the column is nested."""
+
+
+class Columns(Protocol):
+    """The columns of a batch, by name: a :data:`Batch`, or a dictionary."""
+
+    @overload
+    def __getitem__(  # type: ignore[overload-overlap]
+        self, key: Literal["obs", "next_obs"], /
+    ) -> Value: ...
+    @overload
+    def __getitem__(self, key: str, /) -> torch.Tensor: ...
+    def __getitem__(self, key: str, /) -> Value: ...
+
+    @overload
+    def get(self, key: str, default: None = None, /) -> torch.Tensor | None: ...
+    @overload
+    def get(self, key: str, default: _Default, /) -> torch.Tensor | _Default: ...
+    def get(self, key: str, default: object = None, /) -> object:
+        """Return a column, or the default if there is none."""
+        ...
+
+    def __contains__(self, key: object, /) -> bool: ...
+    def keys(self) -> KeysView[str]:
+        """Return the names of the columns."""
+        ...
+
 
 Nested: TypeAlias = Any
 """A tree: a torch tensor or numpy array, or a nested dict, tuple or treetensor of them."""
@@ -145,6 +173,27 @@ def as_tree(mapping: Mapping[str, Any], *, lists: Mapping[str, list[Any]] | None
     if lists:
         columns |= lists
     return Batch(create_storage(columns))
+
+
+def with_columns(batch: Batch, /, **columns: Nested) -> Batch:
+    """Return a batch with further columns, or others in place of its own; nothing is copied.
+
+    Args:
+        batch: the batch.
+        **columns: by name, as :func:`as_tree` takes them.
+
+    Raises:
+        StructureError: as in :func:`as_tree`.
+
+    Example:
+        >>> sorted(with_columns(as_tree({"reward": torch.ones(2)}), done=torch.zeros(2)))
+        ['done', 'reward']
+    """
+    before = dict(_batch_items(batch))
+    lists = {name: column for name, column in before.items() if type(column) is list}
+    tensors = {name: column for name, column in before.items() if name not in lists}
+    kept = {name: column for name, column in lists.items() if name not in columns}
+    return as_tree(tensors | columns, lists=kept)
 
 
 def from_numpy(nested: Nested) -> Value:

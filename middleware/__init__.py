@@ -11,9 +11,6 @@ from middleware.advantage import (
     GAEEstimator,
     MonteCarloReturnEstimator,
     NStepRewardEnhancer,
-    gae_estimator,
-    montecarlo_return_estimator,
-    nstep_reward_enhancer,
 )
 from middleware.barrier import Barrier, BarrierSettings
 from middleware.base import BaseMiddleware
@@ -26,10 +23,24 @@ from middleware.collect import (
 )
 from middleware.context import OfflineRLContext, OnlineRLContext, RLContext
 from middleware.curriculum import Curriculum, CurriculumSettings
+from middleware.di_engine_names import (
+    data_pusher,
+    epoch_timer,
+    eps_greedy_handler,
+    final_ctx_saver,
+    gae_estimator,
+    interaction_evaluator,
+    montecarlo_return_estimator,
+    nstep_reward_enhancer,
+    offline_data_saver,
+    offline_logger,
+    online_logger,
+    priority_calculator,
+    termination_checker,
+)
 from middleware.evaluate import (
     InteractionEvaluator,
     InteractionEvaluatorSettings,
-    interaction_evaluator,
 )
 from middleware.exchange import (
     ContextExchanger,
@@ -44,9 +55,8 @@ from middleware.experiment import (
     ExperimentResult,
     ExperimentSettings,
     FinalCtxSaver,
-    final_ctx_saver,
 )
-from middleware.explore import EpsGreedyHandler, eps_greedy_handler
+from middleware.explore import EpsGreedyHandler
 from middleware.learn import (
     OfflineLearner,
     OffPolicyLearner,
@@ -57,18 +67,14 @@ from middleware.learning_curve import LearningCurve, LearningCurveSettings
 from middleware.log import (
     MetricsLogger,
     MetricsLoggerSettings,
-    offline_logger,
-    online_logger,
 )
-from middleware.offline_data import OfflineDataSaver, OfflineDataSaverSettings, offline_data_saver
-from middleware.profile import EpochTimer, EpochTimerSettings, epoch_timer
+from middleware.offline_data import OfflineDataSaver, OfflineDataSaverSettings
+from middleware.profile import EpochTimer, EpochTimerSettings
 from middleware.progress_bar import ProgressBar, ProgressBarSettings
 from middleware.replay_buffer import (
     DataPusher,
     DataPusherSettings,
     PriorityCalculator,
-    data_pusher,
-    priority_calculator,
 )
 from middleware.reward import (
     IntrinsicAdvantage,
@@ -80,7 +86,7 @@ from middleware.roles import Role
 from middleware.run_folder import RunFolder
 from middleware.self_play import SelfPlay, SelfPlaySettings
 from middleware.snapshot import SnapshotSaver, SnapshotSaverSettings
-from middleware.stop import TerminationChecker, TerminationCheckerSettings, termination_checker
+from middleware.stop import TerminationChecker, TerminationCheckerSettings
 from middleware.trackio_logger import TrackioLogger, TrackioLoggerSettings
 from middleware.wandb_logger import WandbLogger, WandbLoggerSettings
 

@@ -16,7 +16,7 @@ from dmiddleware.rl import (
     with_nstep_returns,
 )
 from dmiddleware.settings import takes_options
-from dmiddleware.tree import Batch, Value, as_tree, cat, index_rows
+from dmiddleware.tree import Batch, Value, as_tree, cat, index_rows, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
@@ -28,9 +28,6 @@ __all__ = [
     "GAEEstimator",
     "MonteCarloReturnEstimator",
     "NStepRewardEnhancer",
-    "gae_estimator",
-    "montecarlo_return_estimator",
-    "nstep_reward_enhancer",
 ]
 
 _VALUES_AT_ONCE = 1024
@@ -79,7 +76,7 @@ class AdvantageEstimator:
         parts = (slice(at, at + _VALUES_AT_ONCE) for at in range(0, n_rows, _VALUES_AT_ONCE))
         values = [value_fn(index_rows(obs, part)) for part in parts]
         value = torch.cat(values).reshape(rows["value"].shape)
-        estimated = self._estimate(_with(rows, value=value), rows["reward"])
+        estimated = self._estimate(with_columns(rows, value=value), rows["reward"])
         return as_tree({name: estimated[name] for name in ("value", "adv", "ret")})
 
     def _estimate(self, rows: Batch, reward: torch.Tensor) -> Batch:
@@ -170,7 +167,7 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
         ret = discounted_return(
             rows["reward"], rows["terminated"], rows["done"], discount=self._discount
         )
-        ctx.train_data = _with(rows, ret=ret)
+        ctx.train_data = with_columns(rows, ret=ret)
 
 
 class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
@@ -212,17 +209,3 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
         """Sum."""
         rows = rows_of(ctx.trajectories)
         ctx.trajectories = with_nstep_returns(rows, n=self._n_step, discount=self._discount)
-
-
-def _with(rows: Batch, **columns: torch.Tensor) -> Batch:
-    return as_tree({**dict(rows.items()), **columns})
-
-
-gae_estimator = GAEEstimator
-"""DI-engine's name of :class:`GAEEstimator`."""
-
-montecarlo_return_estimator = MonteCarloReturnEstimator
-"""DI-engine's name of :class:`MonteCarloReturnEstimator`."""
-
-nstep_reward_enhancer = NStepRewardEnhancer
-"""DI-engine's name of :class:`NStepRewardEnhancer`."""

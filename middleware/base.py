@@ -36,15 +36,6 @@ class BaseMiddleware(ABC, Generic[C]):
     """
 
     default_context: ClassVar[type[Context]] = OnlineRLContext
-    roles: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    receives: tuple[str, ...] = ()
-    owns: tuple[object, ...] = ()
-    fills: tuple[object, ...] = ()
-    draws_from: tuple[object, ...] = ()
-    last_step: bool = False
-    lead_only: bool = False
     settings: Settings | Mapping[str, Any] = _NOTHING
     components: Mapping[str, Any] = _NOTHING
     snapshot_parts: Mapping[str, Any] = _NOTHING
@@ -56,8 +47,11 @@ class BaseMiddleware(ABC, Generic[C]):
         """Do its part of a step; with one ``yield``, the rest runs on the way back."""
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Return what is wrong with the chain, each problem with its remedy."""
+        """Return what is wrong with the chain, each problem with its remedy; change nothing."""
         return ()
+
+    def bind(self, chain: ChainView) -> None:
+        """Take what it needs from the rest of the chain, before its set-up."""
 
     def setup(self, task: Task[Any]) -> None:
         """Get ready for the first step."""

@@ -27,7 +27,6 @@ __all__ = [
     "InteractionEvaluatorSettings",
     "evaluation_prefixes",
     "evaluators_of",
-    "interaction_evaluator",
     "primary_evaluator",
 ]
 
@@ -175,11 +174,15 @@ class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionE
         self.components = {"env_num": env_manager.env_num}
         self.snapshot_parts = {"env_manager": env_manager}
 
+    def bind(self, chain: ChainView) -> None:
+        """Find out whether it decides on the best policy."""
+        self._is_primary = any(evaluator is self for evaluator in _primaries(chain))
+
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Refuse an interval in a counter that the chain lacks, and evaluators that would mix."""
         yield from self._interval.preflight(chain)
         primaries = _primaries(chain)
-        self._is_primary = any(evaluator is self for evaluator in primaries)
+        is_primary = any(evaluator is self for evaluator in primaries)
         evaluators = evaluators_of(chain)
         others = (part for part in stock_middleware(chain) if part is not self)
         prefixes = [part.metric_prefix for part in others]
@@ -193,7 +196,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionE
                 f"the name {self.settings.name!r} is that of another middleware of the chain, and "
                 "their metrics would mix; give it another name"
             )
-        elif len(primaries) > 1 and self._is_primary:
+        elif len(primaries) > 1 and is_primary:
             yield (
                 f"{len(primaries)} evaluators are primary ({_names(primaries)}), but one alone "
                 "decides on the best policy; give the others primary=False"
@@ -203,7 +206,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionE
                 f"none of the evaluators {_names(evaluators)} is primary, so nothing decides on "
                 "the best policy; give one of them primary=True"
             )
-        for limit in _LIMITS if primaries and not self._is_primary else ():
+        for limit in _LIMITS if primaries and not is_primary else ():
             if (value := getattr(self.settings, limit)) is not None:
                 yield (
                     f"it has {limit}={value:g}, but only the evaluations of the primary evaluator "
@@ -348,10 +351,6 @@ class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionE
                 f"{in_a_row}",
                 final=False,
             )
-
-
-interaction_evaluator = InteractionEvaluator
-"""DI-engine's name of :class:`InteractionEvaluator`."""
 
 
 def evaluation_prefixes(chain: ChainView) -> tuple[str, ...]:

@@ -29,11 +29,13 @@ from dmiddleware.pipeline import (
     ChainView,
     Context,
     CurrentNode,
+    Declarations,
     Stateful,
     Task,
     current_node,
     middleware_name,
 )
+from dmiddleware.pipeline.onion import Chain, CompiledMiddleware
 from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.runs.provenance import git_state, versions
 from dmiddleware.runs.record import EVALUATION, flat_settings, settings_of
@@ -70,7 +72,6 @@ __all__ = [
     "ExperimentResult",
     "ExperimentSettings",
     "FinalCtxSaver",
-    "final_ctx_saver",
 ]
 
 _log = logging.getLogger(__name__)
@@ -232,6 +233,7 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         self._bar = ProgressBar()
         self._curve = LearningCurve(self.run)
         self._parts: dict[str, BaseMiddleware[RLContext]] = {}
+        self._recorders = Chain(())
         self._config: dict[str, Any] = {}
         self._chain: list[dict[str, Any]] = []
         self._envs: dict[str, Any] = {}
@@ -253,16 +255,19 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
             )
         return self._result
 
-    def preflight(self, chain: ChainView) -> Iterable[str]:
+    def bind(self, chain: ChainView) -> None:
         """Find the evaluator, the limits and the settings of the chain."""
         self._evaluator = primary_evaluator(chain)
         self._metric = f"{evaluation_prefixes(chain)[0]}/return_mean"
-        self._curve.find_evaluators(chain)
         self._config = {**_named(type(self._policy)), **plain_values(self._policy.cfg)}
         self._chain = [{middleware_name(one): _written(one)} for one in chain.middleware]
         self._envs = _envs_of(chain, self._evaluator)
-        yield from self._logger.preflight(chain)
-        yield from self._bar.preflight(chain)
+        for part in (self._logger, self._curve, self._bar):
+            part.bind(chain)
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse an interval in a counter that the chain does not have."""
+        return self._logger.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
         """Start the log, and set up the parts that are for this process.
@@ -282,9 +287,14 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         self._parts = {
             name: part
             for name, part in parts.items()
-            if name == "logger" or any(task.has_role(role) for role in part.roles)
-            if task.rank == 0 or not part.lead_only
+            if name == "logger" or any(map(task.has_role, Declarations.of(part).roles))
+            if task.rank == 0 or not Declarations.of(part).lead_only
         }
+        # The first part is the first on the way back.
+        self._recorders = Chain(
+            CompiledMiddleware(part, middleware_name(part))
+            for part in reversed(self._parts.values())
+        )
         seed_libraries(task.seed_for("libraries"))
         self._cleanup.callback(self.run.close)
         self._cleanup.enter_context(RunLog(self.run.log_path))
@@ -338,13 +348,7 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Record the step, on its way back."""
         self._has_run = True
-        calls = [part(ctx) for part in self._parts.values()]
-        waiting = [call for call in calls if call is not None]
-        for call in waiting:
-            next(call)
-        yield
-        for call in waiting:
-            next(call, None)
+        yield from self._recorders.middleware(ctx)
 
     def close(self) -> None:
         """Write the last files, evaluate the best policy and print the result."""
@@ -624,7 +628,3 @@ def _finite(value: Any) -> Any:
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-final_ctx_saver = FinalCtxSaver
-"""DI-engine's name of :class:`FinalCtxSaver`."""

@@ -14,7 +14,7 @@ from middleware.roles import Role
 from middleware.support.counters import RunCounters
 from middleware.support.policy_settings import needed, setting_of
 
-__all__ = ["EpsGreedyHandler", "eps_greedy_handler"]
+__all__ = ["EpsGreedyHandler"]
 
 
 class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
@@ -48,6 +48,10 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
         self._schedule = Schedule.of(needed(setting_of(mode, "eps"), "eps", user=user))
         self._counters = RunCounters({"ε": self._schedule})
 
+    def bind(self, chain: ChainView) -> None:
+        """Take the limits of the chain, which a schedule by progress depends on."""
+        self._counters.bind(chain)
+
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Refuse a schedule by a counter that the chain does not have."""
         return self._counters.preflight(chain)
@@ -57,7 +61,3 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
         eps = self._schedule.at(self._counters.of(ctx))
         ctx.collect_kwargs["eps"] = eps
         ctx.log("collect/eps", eps)
-
-
-eps_greedy_handler = EpsGreedyHandler
-"""DI-engine's name of :class:`EpsGreedyHandler`."""

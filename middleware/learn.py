@@ -20,7 +20,7 @@ from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
 from dmiddleware.settings import Count, Settings, TakesSettings, takes_options
-from dmiddleware.tree import Batch, as_tree, flatten_lead, to_device
+from dmiddleware.tree import Batch, flatten_lead, items_of, to_device, with_columns
 from middleware.advantage import AdvantageEstimator
 from middleware.base import BaseMiddleware, C
 from middleware.collect import collectors_of
@@ -66,6 +66,10 @@ class PolicyUpdater(BaseMiddleware[C]):
     def setup(self, task: Task[Any]) -> None:
         """Find out how many ranks learn."""
         self._n_ranks = rank_and_world_size()[1]
+
+    def bind(self, chain: ChainView) -> None:
+        """Take the limits of the chain, which schedules by progress depend on."""
+        self._counters.bind(chain)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject ranks that would learn alone, or stop in different steps."""
@@ -309,7 +313,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         for epoch in range(self._epochs):
             if epoch and self._estimator is not None:
                 new = self._to_learn(self._estimator.again(rows, data["obs"]), n_lead)
-                data = as_tree({**dict(data.items()), **dict(new.items())})
+                data = with_columns(data, **dict(items_of(new)))
             if not self._one_epoch(ctx, data, n, outputs):
                 break
 

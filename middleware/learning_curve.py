@@ -94,13 +94,12 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
         found = [(row.get(self._axis), row[name]) for row in rows if name in row]
         return [(at, math.nan if value is None else value) for at, value in found if at is not None]
 
-    def find_evaluators(self, chain: ChainView) -> None:
-        """Remember the evaluators of a chain, whose returns it draws."""
+    def bind(self, chain: ChainView) -> None:
+        """Find the evaluators, whose returns it draws."""
         self._prefixes = evaluation_prefixes(chain)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Find the evaluators; reject a chain whose evaluations no logger writes."""
-        self.find_evaluators(chain)
+        """Reject a chain whose evaluations no logger writes."""
         has_logger = any(isinstance(one, MetricsLogger) for one in chain.middleware)
         if chain.writes("eval_value") and not has_logger:
             yield "it draws the evaluations that a logger writes; add MetricsLogger(run)"

@@ -27,8 +27,6 @@ from middleware.support.interval import Interval, IntervalSettings, axis_of
 __all__ = [
     "MetricsLogger",
     "MetricsLoggerSettings",
-    "offline_logger",
-    "online_logger",
 ]
 
 _EVALUATION_METRICS: Final = (
@@ -113,9 +111,12 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
         self._videos = BestEffort(f"write videos to {run.path}", Exception)
         self._earlier_s = 0.0
 
-    def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Refuse an interval in a counter that the chain does not have; find the evaluators."""
+    def bind(self, chain: ChainView) -> None:
+        """Find the evaluators."""
         self._prefixes = evaluation_prefixes(chain)
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse an interval in a counter that the chain does not have."""
         yield from self._interval.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
@@ -327,10 +328,3 @@ def _finite(values: Any) -> Any:
         values = values.detach().cpu().float().numpy()
     array = np.asarray(values, dtype=np.float64).reshape(-1)
     return array[np.isfinite(array)]
-
-
-online_logger = MetricsLogger
-"""DI-engine's name of :class:`MetricsLogger` for a chain with environments."""
-
-offline_logger = MetricsLogger
-"""DI-engine's name of :class:`MetricsLogger` for a chain with a dataset."""

@@ -16,7 +16,7 @@ from middleware.context import OnlineRLContext
 from middleware.roles import Role
 from middleware.support.rows import rows_of
 
-__all__ = ["OfflineDataSaver", "OfflineDataSaverSettings", "offline_data_saver"]
+__all__ = ["OfflineDataSaver", "OfflineDataSaverSettings"]
 
 
 class OfflineDataSaverSettings(Settings):
@@ -118,7 +118,3 @@ def _by_env(batch: Batch) -> Batch:
     if batch["done"].dim() == 1:
         return batch
     return map_leaves(lambda leaf: leaf.transpose(0, 1).flatten(0, 1), batch)
-
-
-offline_data_saver = OfflineDataSaver
-"""DI-engine's name of :class:`OfflineDataSaver`."""

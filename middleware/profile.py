@@ -9,7 +9,7 @@ from dmiddleware.pipeline import Context
 from dmiddleware.settings import Count, Settings, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 
-__all__ = ["EpochTimer", "EpochTimerSettings", "epoch_timer"]
+__all__ = ["EpochTimer", "EpochTimerSettings"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,3 @@ class EpochTimer(BaseMiddleware[Context], TakesSettings[EpochTimerSettings]):
             self._mean_s = self._total_s / self._n_steps
             self._total_s, self._n_steps = 0.0, 0
             _log.info("%d steps took %.3f ms each", self._every, self._mean_s * 1e3)
-
-
-epoch_timer = EpochTimer
-"""DI-engine's name of :class:`EpochTimer`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -114,11 +114,10 @@ class ProgressBar(BaseMiddleware[RLContext], TakesSettings[ProgressBarSettings])
         # A closed stream is a ValueError.
         self._best_effort = BestEffort("show the progress", OSError, ValueError)
 
-    def preflight(self, chain: ChainView) -> Iterable[str]:
+    def bind(self, chain: ChainView) -> None:
         """Take the limits from the chain's TerminationChecker, and find the evaluators."""
         self._limits = limits_of(chain)
         self._prefix = evaluation_prefixes(chain)[0]
-        return ()
 
     def setup(self, task: Task[Any]) -> None:
         """Show the bar."""

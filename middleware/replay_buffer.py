@@ -11,7 +11,7 @@ import torch
 from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import StructureError
 from dmiddleware.settings import Settings, TakesSettings, takes_options
-from dmiddleware.tree import Batch, as_tree
+from dmiddleware.tree import Batch, as_tree, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
@@ -22,8 +22,6 @@ __all__ = [
     "DataPusher",
     "DataPusherSettings",
     "PriorityCalculator",
-    "data_pusher",
-    "priority_calculator",
 ]
 
 
@@ -122,11 +120,4 @@ class PriorityCalculator(BaseMiddleware[OnlineRLContext]):
                 f"priority_fn returned priorities of shape {tuple(priority.shape)} for rows of "
                 f"shape {tuple(rows['done'].shape)}; return one number per row"
             )
-        ctx.trajectories = as_tree({**dict(rows.items()), "priority": priority.float()})
-
-
-data_pusher = DataPusher
-"""DI-engine's name of :class:`DataPusher`."""
-
-priority_calculator = PriorityCalculator
-"""DI-engine's name of :class:`PriorityCalculator`."""
+        ctx.trajectories = with_columns(rows, priority=priority.float())

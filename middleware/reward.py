@@ -11,7 +11,7 @@ from dmiddleware.errors import StructureError
 from dmiddleware.pipeline import ChainView
 from dmiddleware.reward import IntrinsicCritic, RewardModel
 from dmiddleware.settings import Number, Settings, TakesSettings, takes_options
-from dmiddleware.tree import Batch, as_tree
+from dmiddleware.tree import Batch, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
@@ -83,8 +83,7 @@ class RewardLearner(BaseMiddleware[OnlineRLContext], TakesSettings[RewardLearner
         learned = _learn_and_reward(self._model, rows, ctx)
         env_reward = rows["reward"]
         reward = self.settings.weight * learned + self.settings.env_weight * env_reward
-        columns = {**dict(rows.items()), "reward": reward.float(), "learned_reward": learned}
-        ctx.trajectories = as_tree(columns)
+        ctx.trajectories = with_columns(rows, reward=reward.float(), learned_reward=learned)
         ctx.log("reward/env", env_reward.float().mean().item())
 
 
@@ -148,7 +147,7 @@ class IntrinsicAdvantage(
         """Learn, estimate and add."""
         rows = rows_of(ctx.train_data, name="ctx.train_data")
         learned = _learn_and_reward(self._model, rows, ctx)
-        rows = self._critic.estimate(as_tree({**dict(rows.items()), "learned_reward": learned}))
+        rows = self._critic.estimate(with_columns(rows, learned_reward=learned))
         _log_losses(ctx, self._critic.update(rows))
         adv, learned_adv = rows["adv"], rows["learned_adv"]
         if adv.shape != learned_adv.shape:
@@ -156,8 +155,7 @@ class IntrinsicAdvantage(
                 f"the advantages are {list(adv.shape)}, but those of the learned rewards "
                 f"{list(learned_adv.shape)}; a reward model has one reward for all agents"
             )
-        columns = {**dict(rows.items()), "adv": adv + self.settings.weight * learned_adv}
-        ctx.train_data = as_tree(columns)
+        ctx.train_data = with_columns(rows, adv=adv + self.settings.weight * learned_adv)
 
 
 def _checked_model(model: RewardModel, *, user: str) -> RewardModel:

@@ -152,44 +152,43 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
     def _name(self, step: str) -> str:
         return _part_of_rank(Path(f"step_{step}.safetensors")).name
 
+    def bind(self, chain: ChainView) -> None:
+        """Find what the chain's middleware use."""
+        parts, used = self._parts_of(chain)
+        self._parts = {name: part for name, part in parts.items() if name in used}
+        self._silent = sorted(parts.keys() - used)
+
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Find what the chain's middleware use, and reject what cannot be saved."""
+        """Reject what cannot be saved."""
         yield from self._interval.preflight(chain)
-        # A part has the same name in all processes, whatever their roles.
+        parts, used = self._parts_of(chain)
+        saved = {name: part for name, part in parts.items() if name in used}
+        for name, part in saved.items():
+            if not isinstance(part, Stateful):
+                yield f"it cannot save {name}, which has no state_dict()"
+        yield from _unsaveable(saved, chain)
+
+    def _parts_of(self, chain: ChainView) -> tuple[dict[str, Any], set[str]]:
+        """Return all parts by name, and the names of those in use in the roles of this process.
+
+        A part has the same name in all processes, whatever their roles.
+        """
         parts: dict[str, Any] = dict(self._further)
         used = set(parts)
         names: Counter[str] = Counter()
-        for one in stock_middleware(chain):
-            is_active = any(one is other for other in chain.active)
-            for name, part in one.snapshot_parts.items():
-                path = f"{middleware_name(one)}.{name}"
+        for component in stock_middleware(chain):
+            is_active = any(component is active for active in chain.active)
+            for name, part in component.snapshot_parts.items():
+                path = f"{middleware_name(component)}.{name}"
                 # Modes are new objects each time, but compare equal.
                 key = next((k for k, other in parts.items() if part is other or part == other), "")
                 if not key:
                     names[path] += 1
                     key = path if names[path] == 1 else f"{path}#{names[path]}"
                     parts[key] = part
-                if is_active and not isinstance(part, Stateful):
-                    yield f"it cannot save {path}, which has no state_dict()"
-                elif is_active:
+                if is_active:
                     used.add(key)
-        self._parts = {key: part for key, part in parts.items() if key in used}
-        self._silent = sorted(parts.keys() - used)
-        yield from self._unsaveable(chain)
-
-    def _unsaveable(self, chain: ChainView) -> Iterable[str]:
-        parts = {f"the part {name!r}": part for name, part in self._parts.items()}
-        for name, part in {**parts, "the context": chain.context}.items():
-            if not isinstance(part, BaseEnvManager):  # it has a state only after its launch
-                with _state_of(part) as state:
-                    problems = list(_problems_of(name, state))
-                yield from problems
-        for one in {id(one): one for one in chain.active if isinstance(one, Stateful)}.values():
-            try:
-                state = one.state_dict()
-            except Exception:  # noqa: BLE001 (it may need its setup first; see __call__)
-                continue
-            yield from _problems_of(f"the state of the middleware {middleware_name(one)}", state)
+        return parts, used
 
     def setup(self, task: Task[Any]) -> None:
         """Count updates from here, and save at the end of steps.
@@ -297,7 +296,8 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
                 raise RunFolderError(f"{self._folder} has no snapshot to continue from")
             return False
         _check_ranks(found.get("ranks", 1))
-        task.check()  # finds the parts
+        task.check()
+        self.bind(task.chain)
         saved = found["parts"]
         self._check_parts(saved.keys(), found.get("silent", ()))
         # The setup of a middleware may publish what it finds, such as weights, so they come first.
@@ -512,6 +512,24 @@ def _difference(missing: Sequence[str], left: Sequence[str]) -> str:
         for what, names in (("the snapshot lacks", missing), ("the chain lacks", left))
         if names
     )
+
+
+def _unsaveable(parts: Mapping[str, Any], chain: ChainView) -> Iterable[str]:
+    """Yield the problems of the states of parts, of the context and of the active middleware."""
+    named = {f"the part {name!r}": part for name, part in parts.items()}
+    for name, part in {**named, "the context": chain.context}.items():
+        # An env manager has a state only after its launch.
+        if isinstance(part, Stateful) and not isinstance(part, BaseEnvManager):
+            with _state_of(part) as state:
+                problems = list(_problems_of(name, state))
+            yield from problems
+    stateful = {id(part): part for part in chain.active if isinstance(part, Stateful)}
+    for part in stateful.values():
+        try:
+            state = part.state_dict()
+        except Exception:  # noqa: BLE001 (it may need its setup first; see __call__)
+            continue
+        yield from _problems_of(f"the state of the middleware {middleware_name(part)}", state)
 
 
 def _other_roles(saved: Sequence[str], task: Task[Any]) -> str:

@@ -11,7 +11,7 @@ from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes
 from middleware.base import BaseMiddleware
 from middleware.roles import Role
 
-__all__ = ["TerminationChecker", "TerminationCheckerSettings", "limits_of", "termination_checker"]
+__all__ = ["TerminationChecker", "TerminationCheckerSettings", "limits_of"]
 
 
 class TerminationCheckerSettings(Settings):
@@ -114,7 +114,3 @@ def limits_of(chain: ChainView) -> dict[str, float]:
         if isinstance(one, TerminationChecker):
             found |= one.limits
     return found
-
-
-termination_checker = TerminationChecker
-"""DI-engine's name of :class:`TerminationChecker`."""

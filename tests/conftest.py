@@ -2,7 +2,10 @@
 
 import gc
 import logging
+import multiprocessing.process
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import nullcontext
@@ -38,6 +41,7 @@ for _ending in (signal.SIGHUP, signal.SIGQUIT):
 
 
 COMPILES = torch.__version__ >= "2.13"
+FAST = "not slow and not process"
 _LONG = ("docs", "examples", "ported", "faults", "middleware")
 
 
@@ -75,6 +79,22 @@ def _same_process() -> Iterator[None]:
     yield
     logging.getLogger().setLevel(level)
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_processes_in_test_fast(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Skip a test in ``make test-fast`` that starts a process although it has no marker."""
+    if request.config.option.markexpr != FAST:
+        return
+
+    def skip(*_: object, **__: object) -> None:
+        pytest.skip("it starts a process")
+
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", skip)
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", skip)
+    monkeypatch.setattr(os, "fork", skip)
 
 
 @pytest.fixture(params=["private torch", "plain torch"])

@@ -85,12 +85,11 @@ def test_a_release_needs_an_entry_of_the_changelog_and_a_wheel_that_works_alone(
 
 def test_only_the_helper_that_waits_sleeps_in_tests():
     """Wait for a condition, by `tests.waiting.wait_until` where nothing else can be waited for."""
-    # Benchmarks may sleep until a machine is quiet; the others are about to follow.
-    exempt = {"benchmarks", "faults", "launch", "router"}
+    # Benchmarks may sleep until a machine is quiet.
     sleeping = [
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "tests").rglob("*.py")
-        if exempt.isdisjoint(path.parts)
+        if "benchmarks" not in path.parts
         and re.search(r"\btime\.sleep\b|\bimport .*\bsleep\b", path.read_text(encoding="utf-8"))
     ]
     assert sleeping == ["tests/waiting.py"]

@@ -7,31 +7,27 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 
-from dmiddleware.closing import Closing
 from dmiddleware.env.batching import is_finite, own_copy
 from dmiddleware.env.contract import check_flag, check_info, close_quietly
 from dmiddleware.env.env_access import (
     Access,
-    EnvOverrides,
     GameAttributes,
-    options_per_env,
 )
 from dmiddleware.env.env_claims import EnvClaims
-from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
-from dmiddleware.env.failure_budget import FailureBudget, other_seeds
+from dmiddleware.env.env_group import EnvGroup, is_int
+from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.games import BattleEnv
-from dmiddleware.env.manager import check_env_fns, env_seeds, is_int
+from dmiddleware.env.manager import check_env_fns
 from dmiddleware.errors import (
     CheckpointMismatch,
     ConfigError,
     EnvCrashed,
     EnvProtocolError,
-    EnvStateError,
     StructureError,
 )
 
@@ -77,7 +73,7 @@ class BattleTimestep:
     abnormal: bool = False
 
 
-class BattleEnvManager(Closing):
+class BattleEnvManager(EnvGroup):
     """Steps several games of one kind, in this process.
 
     A new manager is closed; :meth:`launch`, or entering a ``with`` block, makes the games and
@@ -98,6 +94,8 @@ class BattleEnvManager(Closing):
         ConfigError: if an argument has the wrong type, or ``n_player`` is below 2.
     """
 
+    _kind = "game"
+
     def __init__(
         self,
         env_fns: Sequence[Callable[[], Any]],
@@ -110,7 +108,7 @@ class BattleEnvManager(Closing):
         if not is_int(n_player) or n_player < 2:
             raise ConfigError(f"n_player must be an integer of at least 2, got {n_player!r}")
         self._n_player = int(n_player)
-        self._failures = FailureBudget(self.env_num, max_retry=max_retry, kind="game")
+        super().__init__(len(self._env_fns), seed=seed, max_retry=max_retry)
         self._envs: list[BattleEnv] = []
         self._claims = EnvClaims()
         self._ready_obs: dict[int, list[Any]] = {}
@@ -118,35 +116,11 @@ class BattleEnvManager(Closing):
         self._returns = np.zeros((self.env_num, self._n_player))
         self._lengths = [0] * self.env_num
         self._n_ended = [0] * self.env_num
-        self._revision = 0
-        self._n_start_overs = 0
-        self._dropped_steps = 0
-        self._seeds: list[int] | None = None
-        self._fixes_seeds = False
-        self._pending_seeds: dict[int, int] = {}
-        self._overrides = EnvOverrides(self.env_num)
-        if seed is not None:
-            self.seed(seed)
-
-    @property
-    def env_num(self) -> int:
-        """Number of games."""
-        return len(self._env_fns)
 
     @property
     def n_player(self) -> int:
         """Number of players of each game."""
         return self._n_player
-
-    @property
-    def closed(self) -> bool:
-        """Whether the games are closed: before :meth:`launch` and after :meth:`close`."""
-        return not self._envs
-
-    @property
-    def revision(self) -> int:
-        """A number that grows whenever the games are launched, reset, stepped or restored."""
-        return self._revision
 
     @property
     def episode_counts(self) -> list[int]:
@@ -157,16 +131,6 @@ class BattleEnvManager(Closing):
     def episode_lengths(self) -> list[int]:
         """The steps that each game's current episode has had so far, one number per game."""
         return list(self._lengths)
-
-    @property
-    def dropped_steps(self) -> int:
-        """Steps since launch that belonged to episodes that a failure cut off."""
-        return self._dropped_steps
-
-    @property
-    def restarts(self) -> int:
-        """How often a game failed and was restarted since launch."""
-        return self._failures.restarts
 
     @property
     def ready_obs(self) -> dict[int, list[Any]]:
@@ -198,48 +162,6 @@ class BattleEnvManager(Closing):
         with self._first_env() as env:
             return _space(env, "action_space")
 
-    def seed(self, seed: int | Sequence[int], dynamic_seed: bool = True) -> None:
-        """Seed each game at its next reset, as other env managers seed their envs."""
-        self._seeds = env_seeds(seed, self.env_num)
-        self._fixes_seeds = not dynamic_seed
-        self._pending_seeds = dict(enumerate(self._seeds))
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of every game; see :meth:`dmiddleware.env.BaseEnvManager.call`."""
-        self._require_open("call")
-        return self._access([Access("call", name, args, kwargs)] * self.env_num)
-
-    def get_attr(self, name: str) -> list[Any]:
-        """Return an attribute of every game."""
-        self._require_open("get_attr")
-        return self._access([Access("get_attr", name)] * self.env_num)
-
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute; see :meth:`dmiddleware.env.BaseEnvManager.set_attr`."""
-        accesses = Access.setting(name, values, self.env_num)
-        if not self.closed:
-            self._access(accesses)
-        self._overrides.attributes[name] = [one.args[0] for one in accesses]
-
-    @property
-    def reset_options(self) -> list[dict[str, Any] | None]:
-        """The ``options`` of each game's resets; None: none."""
-        return list(self._overrides.reset_options)
-
-    def set_reset_options(
-        self, options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
-    ) -> None:
-        """Set the ``options`` that each game's ``reset`` gets from now on, as a keyword.
-
-        See :meth:`dmiddleware.env.BaseEnvManager.set_reset_options`.
-        """
-        self._overrides.reset_options = options_per_env(options, self.env_num)
-
-    def _access(self, accesses: list[Access]) -> list[Any]:
-        accesses[0].check()
-        pairs = enumerate(zip(self._envs, accesses, strict=True))
-        return [access.of(GameAttributes(env), env_id) for env_id, (env, access) in pairs]
-
     def launch(self) -> None:
         """Make the games and reset them.
 
@@ -248,13 +170,9 @@ class BattleEnvManager(Closing):
             EnvCrashed: if a game cannot be made or reset.
             EnvProtocolError: if a game does not follow :class:`~dmiddleware.env.BattleEnv`.
         """
-        if not self.closed:
-            raise EnvStateError("BattleEnvManager is launched already; close() it first")
-        self._failures.clear()
-        self._n_start_overs = 0
-        self._dropped_steps = 0
+        self._require_closed()
+        self._begin()
         self._n_ended = [0] * self.env_num
-        self._pending_seeds = dict(enumerate(self._seeds or ()))
         try:
             for env_id in range(self.env_num):
                 env = self._made(env_id)
@@ -271,19 +189,15 @@ class BattleEnvManager(Closing):
             raise EnvCrashed(
                 f"game {env_id} could not be made or reset: {type(error).__name__}: {error}"
             ) from error
-        self._revision += 1
+        self._open = True
 
     def close(self) -> None:
         """Close the games; a second call does nothing."""
+        self._open = False
         self._claims.release()
         envs, self._envs = self._envs, []
         for env in envs:
             close_quietly(env)
-
-    def __enter__(self) -> Self:
-        if self.closed:
-            self.launch()
-        return self
 
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
         """Start new episodes in some games (None means all), and give up their current ones.
@@ -295,13 +209,10 @@ class BattleEnvManager(Closing):
         """
         self._require_open("reset")
         ids = range(self.env_num) if env_ids is None else self._checked_ids(env_ids)
-        self._revision += 1
-        try:
+        self.revision += 1
+        with self._closing_on_error():
             for env_id in ids:
                 self._start_or_restart(env_id)
-        except BaseException:
-            self.close()
-            raise
 
     def step(self, actions: Mapping[int, Sequence[Any]]) -> dict[int, BattleTimestep]:
         """Step some games, and reset those that end.
@@ -323,13 +234,9 @@ class BattleEnvManager(Closing):
         self._require_open("step")
         for env_id in self._checked_ids(actions):
             self._check_actions(env_id, actions[env_id])
-        self._revision += 1
-        try:
-            return {env_id: self._step(env_id, list(own)) for env_id, own in actions.items()}
-        except BaseException:
-            # Some games have stepped and others have not.
-            self.close()
-            raise
+        self.revision += 1
+        with self._closing_on_error():
+            return {env_id: self._step(env_id, list(moves)) for env_id, moves in actions.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue the episodes, as plain data.
@@ -338,18 +245,13 @@ class BattleEnvManager(Closing):
         """
         self._require_open("state_dict")
         return {
-            "envs": [get_state(env) for env in self._envs],
+            "envs": self._env_states(),
             "ready_obs": [copy.deepcopy(self._ready_obs[one]) for one in range(self.env_num)],
             "to_move": [list(self._to_move[one]) for one in range(self.env_num)],
             "returns": self._returns.copy(),
             "lengths": list(self._lengths),
             "n_ended": list(self._n_ended),
-            "seeds": self._seeds,
-            "fixes_seeds": self._fixes_seeds,
-            "dropped_steps": self._dropped_steps,
-            "failures": self._failures.state_dict(),
-            "n_start_overs": self._n_start_overs,
-            "overrides": self._overrides.state_dict(),
+            **self._group_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -368,40 +270,22 @@ class BattleEnvManager(Closing):
                 f"the state belongs to {len(state['envs'])} games, but this manager has "
                 f"{self.env_num}"
             )
-        self._seeds = None if state["seeds"] is None else list(state["seeds"])
-        self._fixes_seeds = state["fixes_seeds"]
-        self._dropped_steps = state["dropped_steps"]
         self._n_ended = list(state["n_ended"])
-        if "failures" in state:  # not in older states
-            self._failures.load_state_dict(state["failures"])
-        self._n_start_overs = state.get("n_start_overs", 0)
-        if "overrides" in state:
-            self._overrides.load_state_dict(state["overrides"])
-            for accesses in self._overrides.accesses():
-                self._access(accesses)
-        self._revision += 1
-        if not self._restore(state["envs"]):
-            self._n_start_overs += 1
-            ids, count = range(self.env_num), self._n_start_overs
-            self._pending_seeds = other_seeds(self._seeds, ids, "resume", count)
-            self.reset()
+        self._load_group_state(state)
+        if not self._continue_episodes(state["envs"]):
             return False
-        self._pending_seeds = {}
         self._ready_obs = dict(enumerate(copy.deepcopy(state["ready_obs"])))
         self._to_move = {env_id: tuple(one) for env_id, one in enumerate(state["to_move"])}
         self._returns = np.array(state["returns"], np.float64)
         self._lengths = list(state["lengths"])
         return True
 
-    def _restore(self, states: Sequence[Any]) -> bool:
-        if any(state is None for state in states):
-            return False
-        try:
-            for env, state in zip(self._envs, states, strict=True):
-                set_state(env, state)
-        except MissingObjectError:
-            return False
-        return True
+    def _env_states(self) -> list[dict[str, Any] | None]:
+        return [get_state(env) for env in self._envs]
+
+    def _set_env_states(self, states: Sequence[Any]) -> None:
+        for env, state in zip(self._envs, states, strict=True):
+            set_state(env, state)
 
     @contextmanager
     def _first_env(self) -> Iterator[BattleEnv]:
@@ -419,6 +303,10 @@ class BattleEnvManager(Closing):
             claims.release()
             close_quietly(env)
 
+    def _access(self, accesses: list[Access]) -> list[Any]:
+        pairs = enumerate(zip(self._envs, accesses, strict=True))
+        return [access.of(GameAttributes(env), env_id) for env_id, (env, access) in pairs]
+
     def _made(self, env_id: int) -> BattleEnv:
         env: Any = self._env_fns[env_id]()
         for name in ("reset", "step", "to_move", "action_mask", "close"):
@@ -433,8 +321,7 @@ class BattleEnvManager(Closing):
 
     def _start(self, env_id: int) -> None:
         """Start an episode in a game."""
-        fixed = self._seeds[env_id] if self._fixes_seeds and self._seeds is not None else None
-        seed = self._pending_seeds.pop(env_id, fixed)
+        seed = self._next_seed(env_id)
         options = self._overrides.reset_options[env_id]
         own: Any = {} if options is None else {"options": {**options}}
         obs = self._envs[env_id].reset(seed, **own)
@@ -453,13 +340,12 @@ class BattleEnvManager(Closing):
 
     def _restart(self, env_id: int, doing: str, error: Exception) -> None:
         renew = functools.partial(self._renew, env_id)
-        self._failures.restart(env_id, doing, error, renew)
+        self.failures.restart(env_id, doing, error, renew)
 
     def _renew(self, env_id: int) -> None:
         """Replace a game that failed by a new one, and reset it."""
         close_quietly(self._envs[env_id])
-        count = self._failures.restarts_of(env_id)
-        self._pending_seeds |= other_seeds(self._seeds, [env_id], "restart", count)
+        self._reseed([env_id], self.failures.restarts_of(env_id))
         env = self._made(env_id)
         self._claims.claim(env_id, env)
         self._envs[env_id] = env
@@ -470,7 +356,7 @@ class BattleEnvManager(Closing):
         try:
             result = self._envs[env_id].step(actions)
         except Exception as error:  # noqa: BLE001 - a game may raise anything
-            self._dropped_steps += self._lengths[env_id]
+            self.dropped_steps += self._lengths[env_id]
             self._restart(env_id, "step", error)
             return self._abnormal(env_id)
         obs, reward, terminated, truncated, infos = self._checked(env_id, result)
@@ -487,7 +373,7 @@ class BattleEnvManager(Closing):
                 info.setdefault("eval_episode_return", value)
                 info.setdefault("eval_episode_length", self._lengths[env_id])
             self._n_ended[env_id] += 1
-            self._failures.in_a_row[env_id] = 0
+            self.failures.in_a_row[env_id] = 0
             self._start_or_restart(env_id)
         return timestep
 
@@ -597,13 +483,6 @@ class BattleEnvManager(Closing):
                     f"unknown game {env_id!r}; the games are 0 to {self.env_num - 1}"
                 )
         return ids
-
-    def _require_open(self, doing: str) -> None:
-        if self.closed:
-            raise EnvStateError(
-                f"BattleEnvManager.{doing} needs launched games; call launch() first, or use the "
-                "manager in a with block"
-            )
 
 
 def game_result(info: Mapping[str, Any]) -> GameResult:

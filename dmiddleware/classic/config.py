@@ -11,15 +11,25 @@ import dataclasses
 import logging
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
+from annotated_types import Ge, Gt
 from easydict import EasyDict
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import hint_for
 from dmiddleware.registry import nearest
 from dmiddleware.schedule import Schedule
-from dmiddleware.settings import shown
+from dmiddleware.settings import (
+    Count,
+    Fraction,
+    Number,
+    Positive,
+    Whole,
+    checked,
+    shown,
+    values_in_words,
+)
 
 __all__ = [
     "Configurable",
@@ -42,11 +52,13 @@ __all__ = [
     "optional",
     "options_of",
     "positive",
+    "range_of",
     "scheduled",
     "is_scheduled",
     "mapping",
     "switch",
     "text",
+    "whole",
 ]
 
 
@@ -87,49 +99,60 @@ class Option:
     meaning: str
 
 
-def _is_real(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _is_integer(value: Any) -> bool:
-    # 1e9 and 1_000_000_000 mean the same to the author of a config.
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
+def range_of(hint: Any) -> Range:
+    """Return the range of the values that a setting with this annotation takes.
 
+    Args:
+        hint: an annotation of :mod:`dmiddleware.settings`, such as ``Count``. Schedules are
+            accepted as they are if the annotation allows schedules.
+    """
+    words = values_in_words(hint)
+    is_scheduled = "schedule" in words
 
-def _is_finite(value: Any) -> bool:
-    return _is_real(value) and abs(float(value)) < float("inf")
+    def fits(value: Any) -> bool:
+        if is_scheduled and isinstance(value, Schedule | Mapping):
+            return True
+        try:
+            checked("", value, hint)
+        except ConfigError:
+            return False
+        return True
+
+    return Range(words, fits, whole=words.startswith("an integer"))
 
 
 mapping = Range("a dictionary", lambda value: isinstance(value, Mapping))
 """A dictionary."""
-switch = Range("True or False", lambda value: isinstance(value, bool))
+switch = range_of(bool)
 """True or False."""
-number = Range("a finite number", _is_finite)
+number = range_of(Number)
 """A finite number."""
-text = Range("a string", lambda value: isinstance(value, str))
+text = range_of(str)
 """A string."""
 anything = Range("anything", lambda value: True)
 """Any value."""
-fraction = Range("a number from 0 to 1", lambda value: _is_real(value) and 0 <= value <= 1)
+fraction = range_of(Fraction)
 """A number from 0 to 1."""
-positive = Range("a positive number", lambda value: _is_finite(value) and value > 0)
+positive = range_of(Positive)
 """A positive finite number."""
-count = Range("an integer ≥ 1", lambda value: _is_integer(value) and value >= 1, whole=True)
+whole = range_of(Whole)
+"""An integer of at least 0."""
+count = range_of(Count)
 """An integer of at least 1."""
 
 
-def at_least(least: float, *, whole: bool = False) -> Range:
-    """Return the range of the finite (``whole``: integer) numbers from ``least`` up."""
-    is_number = _is_integer if whole else _is_finite
-    words = f"a {'whole ' if whole else ''}number ≥ {least:g}"
-    return Range(words, lambda value: is_number(value) and value >= least, whole=whole)
+def at_least(least: float) -> Range:
+    """Return the range of the finite numbers from ``least`` up."""
+    return range_of(Annotated[Number, Ge(least)])
 
 
 def above(bound: float) -> Range:
     """Return the range of the finite numbers above ``bound``."""
-    return Range(f"a number above {bound:g}", lambda value: _is_finite(value) and value > bound)
+    return range_of(Annotated[Number, Gt(bound)])
 
 
 def one_of(*choices: object) -> Range:
@@ -396,7 +419,7 @@ class _Merge:
             if not fits:
                 raise ConfigError(
                     f"{self.owner}: {full} must be {entry.range.words}, got "
-                    + shown(value, is_number=_is_real(default))
+                    + shown(value, is_number=_is_number(default))
                 )
             is_whole = entry.range.whole
         else:
@@ -429,7 +452,7 @@ def _check_type(default: Any, value: Any, full: str, owner: str) -> None:
         return
     raise ConfigError(
         f"{owner}: {full} must be of type {type(default).__name__} like its default {default!r}, "
-        f"got {shown(value, is_number=_is_real(default))} of type {type(value).__name__}"
+        f"got {shown(value, is_number=_is_number(default))} of type {type(value).__name__}"
     )
 
 
@@ -437,7 +460,7 @@ def _type_fits(default: Any, value: Any) -> bool:
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(default, bool) and isinstance(value, bool)
     if isinstance(default, numbers.Integral):
-        return _is_integer(value)
+        return _is_number(value) and float(value).is_integer()
     if isinstance(default, numbers.Real):
         return isinstance(value, numbers.Real)
     if isinstance(default, list | tuple):

@@ -371,11 +371,11 @@ class Policy(CorePolicy, Configurable):
         self._init_attributes()
         self._init_common()
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the model, which acting needs."""
         return {"model": Component(self.model, acts=True)}
 
-    def _common_components(self) -> dict[str, Component]:
+    def _common_components(self) -> dict[str, Component[Any]]:
         return {}
 
     def _init_common(self) -> None:

@@ -7,20 +7,24 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Final, TypeVar
 
-from dmiddleware.classic.config import NamedValues, Option, Range, anything, count, optional
-from dmiddleware.errors import ConfigError
+from dmiddleware.classic.config import (
+    NamedValues,
+    Option,
+    Range,
+    anything,
+    count,
+    optional,
+    range_of,
+    whole,
+)
 from dmiddleware.policy import Policy, PolicySettings, QLearningSettings
-from dmiddleware.schedule import Schedule
 from dmiddleware.settings import (
     SettingInfo,
     Settings,
-    Whole,
-    checked,
     describe,
     hints_of,
     made_from,
     plain_values,
-    values_in_words,
 )
 
 __all__ = [
@@ -130,7 +134,7 @@ def setting_entries(kind: type[PolicySettings]) -> dict[str, Any]:
     """Return a nested dictionary with the options that stand for settings."""
     entries: dict[str, Any] = {}
     for info in describe(kind):
-        option = Option(_default(info), _range(info.hint), info.meaning)
+        option = Option(_default(info), range_of(info.hint), info.meaning)
         _set(entries, _path_of(info.name), _eps_options(option) if info.name == "eps" else option)
     return entries
 
@@ -151,7 +155,7 @@ def config_entries(core: type[Policy]) -> dict[str, Any]:
         _set(entries, "learn.update_per_collect", updates)
     if issubclass(core.settings_class(), QLearningSettings):
         entries["random_collect_size"] = Option(
-            0, _range(Whole), "env steps with random actions before learning"
+            0, whole, "env steps with random actions before learning"
         )
     return entries
 
@@ -188,22 +192,6 @@ def _by_name(value: Any) -> Any:
 
 def _default(info: SettingInfo) -> Any:
     return None if info.default is MISSING else plain_values(info.default)
-
-
-def _range(hint: Any) -> Range:
-    """Return the values of a type hint; those of schedules are checked by :func:`settings_from`."""
-    words = values_in_words(hint)
-
-    def fits(value: Any) -> bool:
-        if "schedule" in words and isinstance(value, Schedule | Mapping):
-            return True
-        try:
-            checked("", value, hint)
-        except ConfigError:
-            return False
-        return True
-
-    return Range(words, fits, whole=words.startswith("an integer"))
 
 
 def _eps_options(option: Option) -> dict[str, Option]:

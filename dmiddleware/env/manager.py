@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import operator
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Self, TypeGuard
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
@@ -16,7 +15,6 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from dmiddleware.closing import Closing
 from dmiddleware.env.batching import (
     NestedArrays,
     ValueCheck,
@@ -36,15 +34,13 @@ from dmiddleware.env.batching import (
     replace_rows,
     with_axes_in_memory,
 )
-from dmiddleware.env.env_access import Access, EnvOverrides, options_per_env
+from dmiddleware.env.env_group import EnvGroup
 from dmiddleware.env.env_state import (
-    MissingObjectError,
     decode_infos,
     encode_infos,
     get_space_state,
     set_space_state,
 )
-from dmiddleware.env.failure_budget import FailureBudget, other_seeds
 from dmiddleware.env.pictures import Frame, Picture
 from dmiddleware.env.team import reward_shape_of
 from dmiddleware.env.timestep import (
@@ -61,15 +57,13 @@ from dmiddleware.errors import (
     StructureError,
 )
 from dmiddleware.seeding import derive_seed
-from dmiddleware.settings import Count, Settings, checked
+from dmiddleware.settings import Settings
 
 __all__ = [
     "BaseEnvManager",
     "EpisodeTotals",
     "check_env_fns",
     "check_env_manager",
-    "env_seeds",
-    "is_int",
 ]
 
 logger = logging.getLogger(__name__)
@@ -79,7 +73,7 @@ _MAX_UNCOUNTED = 256
 """Ends of episodes that wait to be counted."""
 
 
-class BaseEnvManager(Closing, ABC):
+class BaseEnvManager(EnvGroup):
     """Steps several envs of one kind at once.
 
     A new manager is closed. :meth:`launch`, or entering a ``with`` block, makes the envs and resets
@@ -120,35 +114,21 @@ class BaseEnvManager(Closing, ABC):
     def __init__(
         self, env_num: int, *, seed: int | Sequence[int] | None = None, max_retry: int = 0
     ) -> None:
-        self.env_num: int = checked("env_num", env_num, Count)
-        self._open = False
-        self.revision = 0
+        super().__init__(env_num, max_retry=max_retry)
         self._all_ids: IdArray = np.arange(self.env_num)
         self._all_valid: BoolArray = np.ones(self.env_num, np.bool_)
         self._none_abnormal: BoolArray = np.zeros(self.env_num, np.bool_)
         self._observation_space: spaces.Space[Any] | None = None
         self._action_space: spaces.Space[Any] | None = None
-        self._seeds: list[int] | None = None
-        self._fixes_seeds = False
-        self._pending_seeds: dict[int, int] = {}
-        self.failures = FailureBudget(self.env_num, max_retry=max_retry)
-        self._n_start_overs = 0
-        self._overrides = EnvOverrides(self.env_num)
         self._warned: set[str] = set()
         self._filmed: frozenset[int] = frozenset()
         self._last_pictures: dict[int, Picture] = {}
-        self.dropped_steps = 0
         self._reward_shape: tuple[int, ...] = ()
         self._clear_episodes()
         if seed is not None:
             self.seed(seed)
 
     # Life
-
-    @property
-    def closed(self) -> bool:
-        """Whether the envs are closed: before :meth:`launch` and after :meth:`close`."""
-        return not self._open
 
     @property
     def episode_lengths(self) -> list[int]:
@@ -177,12 +157,7 @@ class BaseEnvManager(Closing, ABC):
     def close(self) -> None:
         """Close the envs and release their resources; a second call does nothing."""
 
-    def __enter__(self) -> Self:
-        if self.closed:
-            self.launch()
-        return self
-
-    # Spaces and seeds
+    # Spaces
 
     @property
     def observation_space(self) -> spaces.Space[Any]:
@@ -204,25 +179,8 @@ class BaseEnvManager(Closing, ABC):
         return self._action_space
 
     def seed(self, seed: int | Sequence[int], dynamic_seed: bool = True) -> None:
-        """Seed the envs and the action spaces.
-
-        Each env is seeded once, at its next reset (which may be that of :meth:`launch`), and
-        continues its random sequence from episode to episode, unless ``dynamic_seed`` is False.
-
-        Args:
-            seed: an integer, from which the seed of env ``i`` is derived as ``derive_seed(seed,
-                i)`` (with several managers in a run, give each a different one, for example
-                ``task.seed_for(...)``); or ``E`` integers, one seed per env.
-            dynamic_seed: False seeds each env with its seed again at every reset, so that all its
-                episodes start alike.
-
-        Raises:
-            ConfigError: if this is neither an integer nor ``E`` integers, or the envs reset
-                themselves and ``dynamic_seed`` is False.
-        """
-        seeds = env_seeds(seed, self.env_num)
-        self._seeds, self._fixes_seeds = seeds, not dynamic_seed
-        self._seed_envs(seeds)
+        """Seed the envs and the action spaces; see :meth:`EnvGroup.seed`."""
+        super().seed(seed, dynamic_seed)
         if self._action_space is not None:
             self._seed_action_spaces()
 
@@ -234,89 +192,6 @@ class BaseEnvManager(Closing, ABC):
         """
         assert self.action_space is not None
         return _plain(self._batched_action_space.sample())
-
-    # Access to the envs
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of every env with the same arguments.
-
-        As in Gymnasium's vector envs, the method may belong to a wrapper or to the env inside, and
-        the value of an attribute that cannot be called is returned. The call is not repeated when
-        an env is restarted later or the run is resumed.
-
-        Args:
-            name: the method.
-            *args: passed to it.
-            **kwargs: passed to it.
-
-        Returns:
-            One result per env, in the order of their ids.
-
-        Raises:
-            ConfigError: for ``reset``, ``step`` and ``close``, which are the manager's; if the
-                arguments cannot be sent to the processes of the envs; or if the envs cannot be
-                called (:class:`~dmiddleware.env.EnvPoolManager`).
-            EnvCallError: if an env has no such method, or raises. No env is restarted; the others
-                may have been called.
-            EnvStateError: before launch and after close, and while another thread steps the envs:
-                call from the thread that steps them, not from an event handler.
-            EnvCrashed: if the process of an env has died and used up its retries. With retries
-                left it is restarted, and its envs begin new episodes and are called again.
-        """
-        return self._access_open([Access("call", name, args, kwargs)] * self.env_num)
-
-    def get_attr(self, name: str) -> list[Any]:
-        """Return an attribute of every env, or of a wrapper around it; see :meth:`call`.
-
-        Returns:
-            One value per env, in the order of their ids. Those of envs in this process are not
-            copied.
-        """
-        return self._access_open([Access("get_attr", name)] * self.env_num)
-
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env, or of the wrapper that has it.
-
-        It takes effect at once, within the current episodes, and holds for the life of the manager:
-        envs that are restarted, launched again or resumed get it before their first reset. Before
-        launch it is only kept. Values are not copied in this process.
-
-        Args:
-            name: an attribute that the envs have once they are made.
-            values: a list or tuple has one value per env; any other value is for all.
-
-        Raises:
-            ConfigError: if a list or tuple has another number of values; else as :meth:`call`.
-            EnvCallError: as :meth:`call`; the other envs may have the value then.
-        """
-        accesses = Access.setting(name, values, self.env_num)
-        if self._open:
-            self._access(accesses)
-        self._overrides.attributes[name] = [access.args[0] for access in accesses]
-
-    @property
-    def reset_options(self) -> list[dict[str, Any] | None]:
-        """The ``options`` of each env's resets, in the order of their ids; None: none."""
-        return list(self._overrides.reset_options)
-
-    def set_reset_options(
-        self, options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
-    ) -> None:
-        """Set the ``options`` that ``env.reset`` gets from now on, also in automatic resets.
-
-        They take effect when the next episodes begin, and hold for the life of the manager, as
-        those of :meth:`set_attr` do.
-
-        Args:
-            options: one dictionary for all envs, or a list with one, or None, per env. None: resets
-                have no options.
-
-        Raises:
-            ConfigError: if these are not dictionaries, cannot be sent to the processes of the envs,
-                or do not reach the resets of this kind of envs.
-            EnvStateError: while another thread steps the envs.
-        """
-        self._use_reset_options(options_per_env(options, self.env_num))
 
     # Stepping
 
@@ -437,11 +312,6 @@ class BaseEnvManager(Closing, ABC):
             self._warned.add(about)
             logger.warning(message, *args)
 
-    @property
-    def restarts(self) -> int:
-        """How often an env failed and was restarted since launch."""
-        return self.failures.restarts
-
     # State
 
     @property
@@ -465,15 +335,10 @@ class BaseEnvManager(Closing, ABC):
             "axes_of_ready_obs": map_arrays(axes_in_memory, ready_obs),
             "ready_infos": encode_infos(self.ready_info.rows()),
             "totals": self._totals.state_dict(),
-            "seeds": self._seeds,
-            "fixes_seeds": self._fixes_seeds,
             "samplers": [
                 get_space_state(space) for space in (self.action_space, self._batched_action_space)
             ],
-            "dropped_steps": self.dropped_steps,
-            "failures": self.failures.state_dict(),
-            "n_start_overs": self._n_start_overs,
-            "overrides": self._overrides.state_dict(),
+            **self._group_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -492,32 +357,13 @@ class BaseEnvManager(Closing, ABC):
             raise CheckpointMismatch(
                 f"the state belongs to {state['env_num']} envs, but this manager has {self.env_num}"
             )
-        self._seeds = None if state["seeds"] is None else list(state["seeds"])
-        self._fixes_seeds = state["fixes_seeds"]
         for space, sampler in zip(
             (self.action_space, self._batched_action_space), state["samplers"], strict=True
         ):
             set_space_state(space, sampler)
-        self.dropped_steps = state["dropped_steps"]
-        self.failures.load_state_dict(state["failures"])
-        self._n_start_overs = state["n_start_overs"]
-        if "overrides" in state:  # not in older states
-            self._overrides.load_state_dict(state["overrides"])
-            # Before the states of the envs, in which they may have changed further.
-            self._use_reset_options(self._overrides.reset_options)
-            self._set_attrs_again()
-        if any(env_state is None for env_state in state["envs"]):
-            logger.warning("the state of the envs could not be saved; they start new episodes")
-            self._start_over()
+        self._load_group_state(state)
+        if not self._continue_episodes(state["envs"]):
             return False
-        try:
-            self._set_env_states(state["envs"])
-        except MissingObjectError as error:
-            logger.warning("%s, so the envs cannot continue; they start new episodes", error)
-            self._start_over()
-            return False
-        self._pending_seeds = {}
-        self.revision += 1
         self._totals.load_state_dict(state["totals"])
         ready_obs = state["ready_obs"]
         if "axes_of_ready_obs" in state:  # not in older states
@@ -530,97 +376,11 @@ class BaseEnvManager(Closing, ABC):
         """Return saved observations in the form in which :attr:`ready_obs` has them."""
         return np.array(array)
 
-    def _start_over(self) -> None:
-        # Saved with the state, so that no resume repeats the episodes of another one.
-        self._n_start_overs += 1
-        ids = range(self.env_num)
-        if seeds := other_seeds(self._seeds, ids, "resume", self._n_start_overs):
-            self._seed_envs(list(seeds.values()))
-        self.reset()
-
-    def _seed_envs(self, seeds: list[int]) -> None:
-        """Seed each env at its next reset."""
-        self._pending_seeds = dict(enumerate(seeds))
-
-    def _reseed(self, env_ids: Iterable[int], count: int) -> None:
-        """Give envs that failed other seeds; with those they had, they would fail again.
-
-        Args:
-            env_ids: the envs.
-            count: the restarts so far, so that each one has its own seeds.
-        """
-        self._pending_seeds |= other_seeds(self._seeds, env_ids, "restart", count)
-
-    def _next_seed(self, env_id: int) -> int | None:
-        """Return the seed of an env's next reset; None leaves it unseeded."""
-        fixed = self._seeds[env_id] if self._fixes_seeds and self._seeds is not None else None
-        return self._pending_seeds.pop(env_id, fixed)
-
-    def _access_open(self, accesses: list[Access]) -> list[Any]:
-        accesses[0].check()
-        self._require_open(accesses[0].kind)
-        return self._access(accesses)
-
-    def _set_attrs_again(self) -> None:
-        """Set what a program has set before, in all envs."""
-        for accesses in self._overrides.accesses():
-            self._access(accesses)
-
     # For subclasses
-
-    @abstractmethod
-    def _access(self, accesses: list[Access]) -> list[Any]:
-        """Do the same with every env, and return one result per env.
-
-        Args:
-            accesses: one per env; they differ only in the value to set.
-
-        Raises:
-            EnvCallError: if an env cannot do it.
-        """
-
-    def _use_reset_options(self, options: list[dict[str, Any] | None]) -> None:
-        """Give the resets of each env its options; managers refuse what they cannot do."""
-        self._overrides.reset_options = options
-
-    @abstractmethod
-    def _env_states(self) -> list[dict[str, Any] | None]:
-        """Return the states of the envs; None for an env that cannot be saved."""
-
-    @abstractmethod
-    def _set_env_states(self, states: Sequence[Any]) -> None:
-        """Restore states that :meth:`_env_states` returned.
-
-        Raises:
-            MissingObjectError: if an env lacks an object that its state has.
-            CheckpointMismatch: if the states belong to other envs.
-        """
 
     @abstractmethod
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         """Return the observation and the action space of a single env, before launch."""
-
-    @contextlib.contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
-        """Close the envs if the block raises, also on Ctrl-C: some may be in another state."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
-
-    def _require_open(self, doing: str) -> None:
-        if not self._open:
-            raise EnvStateError(
-                f"{type(self).__name__}.{doing} needs launched envs; call launch() first, or use "
-                "the manager in a with block"
-            )
-
-    def _require_closed(self) -> None:
-        if self._open:
-            raise EnvStateError(
-                f"{type(self).__name__} is launched already; close() it before launching it again"
-            )
 
     def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
         self._collate = make_collate(observation)
@@ -647,12 +407,8 @@ class BaseEnvManager(Closing, ABC):
 
     def _begin(self) -> None:
         """Reset counters and episodes, and seed every env at its next reset."""
-        self.revision += 1
-        self.failures.clear()
-        self._n_start_overs = 0
-        self.dropped_steps = 0
+        super()._begin()
         self._filmed, self._last_pictures = frozenset(), {}
-        self._pending_seeds = dict(enumerate(self._seeds or ()))
         self._clear_episodes()
 
     def _clear_episodes(self) -> None:
@@ -847,29 +603,6 @@ def check_env_fns(env_fns: object) -> list[Callable[[], gym.Env[Any, Any]]]:
                 f"env_fns[{index}] must be a function that makes an env, got {env_fn!r:.100}"
             )
     return list(env_fns)
-
-
-def env_seeds(seed: int | Sequence[int], env_num: int) -> list[int]:
-    """Return the seed of each env: derived from one integer, or the given ones.
-
-    Raises:
-        ConfigError: if this is neither an integer nor ``env_num`` integers.
-    """
-    if is_int(seed):
-        return [derive_seed(int(seed), index) for index in range(env_num)]
-    if not isinstance(seed, Sequence | np.ndarray) or not all(map(is_int, seed)):
-        raise ConfigError(f"seed must be an integer, or one integer per env, got {seed!r}")
-    if len(seed) != env_num:
-        raise ConfigError(
-            f"{len(seed)} seeds were given for {env_num} envs; give one per env, or a single "
-            "integer"
-        )
-    return [int(number) for number in seed]
-
-
-def is_int(value: object) -> TypeGuard[int]:
-    """Return whether a value is an integer; booleans are not."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def check_env_manager(value: object, *, user: str) -> None:

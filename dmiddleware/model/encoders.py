@@ -220,7 +220,7 @@ class NestedEncoder(nn.Module):
             encoders.insert(0, make_encoder(width, hidden_sizes, **options))
         # A list, because names of a space may hold dots, which names of modules may not.
         self.encoders = nn.ModuleList(encoders)
-        self.out_features = encoders[0].out_features
+        self.out_features: int = encoders[0].out_features
         self.join: MLP | None = None
         if len(encoders) > 1:
             self.out_features = hidden_sizes[-1] if hidden_sizes else 128
@@ -255,7 +255,7 @@ def make_encoder(
     *,
     conv_layers: ConvLayers | None = None,
     **options: Any,
-) -> Any:
+) -> NestedEncoder | ImageEncoder | OneHotEncoder | VectorEncoder | MLP:
     """Build the encoder for an observation shape (see :mod:`dmiddleware.model.spaces`).
 
     Args:

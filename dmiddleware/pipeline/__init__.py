@@ -1,6 +1,6 @@
 """The pipeline floor: contexts, middleware, tasks and events. It knows nothing about learning."""
 
-from dmiddleware.pipeline.chain import Group, Layer, Lock, Wrapped
+from dmiddleware.pipeline.by_hand import Layer, Wrapped
 from dmiddleware.pipeline.clock import Clock, Running, SystemClock
 from dmiddleware.pipeline.context import (
     Context,
@@ -25,6 +25,7 @@ from dmiddleware.pipeline.middleware import (
 )
 from dmiddleware.pipeline.onion import SkipRest, around
 from dmiddleware.pipeline.patience import Patience
+from dmiddleware.pipeline.plan import Group, Lock
 from dmiddleware.pipeline.preflight import ChainView
 from dmiddleware.pipeline.running_task import RunningTask
 from dmiddleware.pipeline.task import Task

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dmiddleware.pipeline.chain import PlanItem
+from dmiddleware.pipeline.plan import PlanItem
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,8 +34,8 @@ class ChainRow:
     path: str
     name: str
     roles: tuple[str, ...]
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
+    reads: Collection[str]
+    writes: Collection[str]
     active: bool
     locked: bool
     location: str

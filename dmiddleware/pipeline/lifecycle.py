@@ -63,6 +63,11 @@ class StopRequest:
 
 
 @runtime_checkable
+class _Bindable(Protocol):
+    def bind(self, chain: Any) -> object: ...
+
+
+@runtime_checkable
 class _SetUp(Protocol):
     def setup(self, task: Any) -> object: ...
 
@@ -99,7 +104,7 @@ class _Member:
 
 
 class Lifecycle:
-    """Sets up, saves, loads and closes objects, in the order in which they were added.
+    """Binds, sets up, saves, loads and closes objects, in the order in which they were added.
 
     An object that is added twice is handled once, and one without any of these methods is not
     stored at all. Methods that an object lacks are skipped.
@@ -120,7 +125,7 @@ class Lifecycle:
             subject: the object.
             active: whether :meth:`set_up` sets it up; once active, it stays so.
         """
-        if not isinstance(subject, _SetUp | _Closable | Stateful | _HasPendingSteps):
+        if not isinstance(subject, _Bindable | _SetUp | _Closable | Stateful | _HasPendingSteps):
             return
         with self._lock:
             member = self._members.get(id(subject))
@@ -132,6 +137,32 @@ class Lifecycle:
             if active and not member.is_active:
                 member.is_active = True
                 self._pending.append(member)
+
+    @property
+    def has_new(self) -> bool:
+        """Whether an active object was not set up yet."""
+        return bool(self._pending)
+
+    def bind(self, chain: object, *, only_new: bool = False) -> None:
+        """Call ``bind(chain)`` of the active objects.
+
+        Args:
+            chain: the chain that they are in.
+            only_new: leave out those that were set up.
+
+        Raises:
+            BaseException: what a ``bind`` raises, with a note that names the object.
+        """
+        with self._lock:
+            members = list(self._pending if only_new else self._members.values())
+        for member in members:
+            if not member.is_active or not isinstance(member.subject, _Bindable):
+                continue
+            try:
+                member.subject.bind(chain)
+            except BaseException as error:
+                error.add_note(f"while {member.label} was being bound to the chain")
+                raise
 
     def set_up(self, task: object) -> None:
         """Call ``setup(task)`` of every active object that was not set up before.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from dmiddleware.errors import MiddlewareError
 from dmiddleware.pipeline.context import Context
@@ -28,6 +28,7 @@ __all__ = [
 
 C = TypeVar("C", bound=Context)
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
 
 Middleware: TypeAlias = Callable[[C], Iterator[None] | None]
 """Any callable that takes the context; with one ``yield``, the rest runs on the way back."""
@@ -49,35 +50,111 @@ def misspelled_role(name: str, known: Iterable[str]) -> str | None:
     return nearest if 1 <= distance <= 2 else None
 
 
-def middleware(
-    *,
-    roles: Iterable[str] = (),
-    reads: Iterable[str] = (),
-    writes: Iterable[str] = (),
-    owns: Iterable[object] = (),
-    fills: Iterable[object] = (),
-    draws_from: Iterable[object] = (),
-    last_step: bool = False,
-    setup: Callable[[Any], object] | None = None,
-) -> Callable[[F], F]:
-    """Declare what a middleware is for, what it reads and what it writes.
+_HOOK: Final = {"is_hook": True}
+"""The metadata of a function that objects have as a method of this name."""
 
-    Each declaration becomes an attribute of the decorated object; a class may also define these
-    attributes itself. The check before the first step and ``task.describe()`` use them. Functions,
-    methods and classes can be decorated, and a ``functools.partial`` of a declared function has its
-    declarations.
 
-    Args:
+@dataclass(frozen=True, kw_only=True)
+class Declarations:
+    """What a middleware declares about itself.
+
+    An object declares it by attributes of these names, and a function with :func:`middleware`. The
+    check before the first step and ``task.describe()`` use the declarations.
+
+    Attributes:
         roles: the roles in which it is active; none means all.
         reads: fields of the context that must have been written before it runs.
         writes: fields of the context that it sets.
+        receives: further fields that it sets if there are other processes.
         owns: objects that only one middleware of a chain may use: env managers, run folders.
         fills: stores, such as buffers, to which it adds data.
         draws_from: stores from which it takes data, and which some middleware must fill.
-        last_step: True if it only observes, as a logger does. It then also runs in the steps after
+        last_step: whether it only observes, as a logger does. It then also runs in the steps after
             a stop, in which an exchange delivers what peers had sent before.
-        setup: called with the task before its first step; for functions, since an object has a
-            ``setup`` method instead.
+        lead_only: whether only rank 0 runs it, of several processes that run the task as one.
+        default_context: the context of a task that was built without one.
+        preflight: called with the chain before the first step; returns what is wrong with it, each
+            problem with its remedy. An object has a method of this name.
+        bind: called with the chain before its set-up, to take what it needs from it. An object has
+            a method of this name.
+        setup: called with the task before its first step. An object has a method of this name.
+        anything: whether it declares anything at all.
+    """
+
+    roles: Collection[str] = ()
+    reads: Collection[str] = ()
+    writes: Collection[str] = ()
+    receives: Collection[str] = ()
+    owns: Collection[object] = ()
+    fills: Collection[object] = ()
+    draws_from: Collection[object] = ()
+    last_step: bool = False
+    lead_only: bool = False
+    default_context: type[Context] | None = None
+    preflight: Callable[[Any], Iterable[str]] | None = field(default=None, metadata=_HOOK)
+    bind: Callable[[Any], object] | None = field(default=None, metadata=_HOOK)
+    setup: Callable[[Any], object] | None = field(default=None, metadata=_HOOK)
+    anything: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        for declared in fields(self):
+            if declared.default == ():
+                value = getattr(self, declared.name)
+                object.__setattr__(self, declared.name, string_tuple(value))
+
+    @classmethod
+    def of(cls, subject: object) -> Declarations:
+        """Return what a middleware declares, in the attributes of these names, without methods.
+
+        A ``functools.partial`` has the declarations of its function, and a bound method those of
+        its object that it does not declare itself.
+        """
+        values: dict[str, Any] = {}
+        for part in _parts(subject):
+            for name in _ATTRIBUTES.difference(values):
+                value = getattr(part, name, _MISSING)
+                if value is not _MISSING:
+                    values[name] = value
+        declarations = cls(**values)
+        object.__setattr__(declarations, "anything", bool(values))
+        return declarations
+
+
+_ATTRIBUTES: Final = frozenset(
+    declared.name
+    for declared in fields(Declarations)
+    if declared.init and not declared.metadata.get("is_hook")
+)
+
+
+class _Decorator(Protocol):
+    def __call__(self, subject: F, /) -> F: ...
+
+
+def _taking(
+    make: Callable[P, Declarations],
+) -> Callable[[Callable[[Declarations], _Decorator]], Callable[P, _Decorator]]:
+    """Let a function of declarations take what they are made of."""
+
+    def decorate(function: Callable[[Declarations], _Decorator]) -> Callable[P, _Decorator]:
+        @functools.wraps(function)
+        def declare(*args: P.args, **kwargs: P.kwargs) -> _Decorator:
+            return function(make(*args, **kwargs))
+
+        setattr(declare, "__signature__", inspect.signature(make))  # noqa: B010 (not typed)
+        return declare
+
+    return decorate
+
+
+@_taking(Declarations)
+def middleware(declarations: Declarations) -> _Decorator:
+    """Declare what a middleware is for, what it reads and what it writes.
+
+    The arguments are those of :class:`Declarations`, by keyword. Each becomes an attribute of the
+    decorated object; a class may also define these attributes itself. Functions, methods and
+    classes can be decorated, and a ``functools.partial`` of a declared function has its
+    declarations.
 
     Example:
         >>> @middleware(roles=("cook",), reads=("ingredients",), writes=("meal",))
@@ -85,17 +162,11 @@ def middleware(
         >>> cook.reads
         ('ingredients',)
     """
-    values: dict[str, object] = {
-        "roles": string_tuple(roles),
-        "reads": string_tuple(reads),
-        "writes": string_tuple(writes),
-        "owns": tuple(owns),
-        "fills": tuple(fills),
-        "draws_from": tuple(draws_from),
-        "last_step": last_step,
+    attributes = {
+        declared.name: value
+        for declared in fields(Declarations)
+        if declared.init and (value := getattr(declarations, declared.name)) is not None
     }
-    if setup is not None:
-        values["setup"] = setup
 
     def decorate(subject: F) -> F:
         if not inspect.isclass(subject):
@@ -106,66 +177,11 @@ def middleware(
                     f"cannot declare {subject!r} as a middleware: {problem}; or, if it is a "
                     "function that returns the middleware, decorate the one that it returns"
                 )
-        for attribute, value in values.items():
+        for attribute, value in attributes.items():
             setattr(subject, attribute, value)
         return subject
 
     return decorate
-
-
-@dataclass(frozen=True, slots=True)
-class Declarations:
-    """What a middleware declares about itself.
-
-    Attributes:
-        roles: the roles in which it is active; none means all.
-        reads: fields of the context that must have been written before it runs.
-        writes: fields of the context that it sets.
-        receives: further fields that it sets if there are other processes.
-        owns: objects that only one middleware of a chain may use.
-        fills: stores, such as buffers, to which it adds data.
-        draws_from: stores from which it takes data, and which some middleware must fill.
-        last_step: whether it only observes, and also runs in the steps after a stop.
-        lead_only: whether only rank 0 runs it, of several processes that run the task as one.
-        default_context: the context of a task that was built without one.
-        anything: whether it declares anything at all.
-    """
-
-    roles: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    receives: tuple[str, ...] = ()
-    owns: tuple[object, ...] = ()
-    fills: tuple[object, ...] = ()
-    draws_from: tuple[object, ...] = ()
-    last_step: bool = False
-    lead_only: bool = False
-    default_context: type[Context] | None = None
-    anything: bool = False
-
-    @classmethod
-    def of(cls, subject: object) -> Declarations:
-        """Return what a middleware declares, in the attributes of these names.
-
-        A ``functools.partial`` has the declarations of its function, and a bound method those of
-        its object that it does not declare itself.
-        """
-        given: dict[str, Any] = {}
-        for part in _parts(subject):
-            for name in _DECLARED.difference(given):
-                value = getattr(part, name, _MISSING)
-                if value is not _MISSING:
-                    given[name] = value
-        for name in given.keys() & _NAMES:
-            given[name] = string_tuple(given[name])
-        for name in given.keys() & _OBJECTS:
-            given[name] = tuple(given[name])
-        return cls(**given, anything=bool(given))
-
-
-_NAMES: Final = {"roles", "reads", "writes", "receives"}
-_OBJECTS: Final = {"owns", "fills", "draws_from"}
-_DECLARED: Final = frozenset(f.name for f in fields(Declarations)) - {"anything"}
 
 
 def middleware_object(subject: object) -> object:

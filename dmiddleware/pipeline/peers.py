@@ -9,11 +9,11 @@ from typing import Final
 
 from dmiddleware.errors import DMiddlewareError
 from dmiddleware.event_names import scoped_name
-from dmiddleware.pipeline.chain import PlanItem
 from dmiddleware.pipeline.current_node import CurrentNode
 from dmiddleware.pipeline.event import Event
 from dmiddleware.pipeline.event_bus import EventBus, EventRouter, PeerTask
 from dmiddleware.pipeline.lifecycle import StopRequest
+from dmiddleware.pipeline.plan import PlanItem
 from dmiddleware.pipeline.preflight import (
     asks_for_roles,
     chain_error,

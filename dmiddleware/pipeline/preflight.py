@@ -11,7 +11,6 @@ from typing import Protocol, runtime_checkable
 
 from dmiddleware.errors import ChainError
 from dmiddleware.import_guard import refuse_at_import
-from dmiddleware.pipeline.chain import PlanItem, leaves
 from dmiddleware.pipeline.context import Context, FieldKind
 from dmiddleware.pipeline.middleware import (
     Declarations,
@@ -19,6 +18,7 @@ from dmiddleware.pipeline.middleware import (
     middleware_object,
     misspelled_role,
 )
+from dmiddleware.pipeline.plan import PlanItem, leaves
 from dmiddleware.registry import nearest
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class ChainView:
-    """A chain as a middleware's ``preflight(chain)`` sees it.
+    """A chain as a middleware's ``bind(chain)`` and ``preflight(chain)`` see it.
 
     Args:
         items: the plan of the chain, and of what middleware call by hand.

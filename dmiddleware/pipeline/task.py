@@ -14,20 +14,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, cast
 
 from dmiddleware.errors import EventError, TaskStateError
-from dmiddleware.pipeline.chain import (
-    Branches,
-    Compiler,
-    Entry,
-    Group,
-    Layer,
-    Lock,
-    PlanItem,
-    Wrapped,
-    branch_failure,
-    leaves,
-    make_entry,
-    make_plan,
-)
+from dmiddleware.pipeline.branches import Branches, branch_failure
+from dmiddleware.pipeline.by_hand import Layer, Wrapped
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.current_node import current_node, refuse_to_run_alone
@@ -45,7 +33,17 @@ from dmiddleware.pipeline.middleware import (
 )
 from dmiddleware.pipeline.onion import Chain, OnError, SkipRest, merge_errors
 from dmiddleware.pipeline.peers import Peers
-from dmiddleware.pipeline.preflight import ChainCheck
+from dmiddleware.pipeline.plan import (
+    Compiler,
+    Entry,
+    Group,
+    Lock,
+    PlanItem,
+    leaves,
+    make_entry,
+    make_plan,
+)
+from dmiddleware.pipeline.preflight import ChainCheck, ChainView
 from dmiddleware.seeding import derive_seed
 from dmiddleware.signals import HeldSignals
 
@@ -499,6 +497,11 @@ class Task(Generic[C]):
             run_roles=None if self._node is None else self._node.run_roles,
         ).run()
 
+    @property
+    def chain(self) -> ChainView:
+        """The chain as its middleware see it, with what they call by hand."""
+        return self._view()
+
     def describe(self) -> ChainTable:
         """Return the chain as a table, which rich prints in color and ``str()`` as plain text."""
         roles = ", ".join(sorted(map(str, self._roles))) or "all roles"
@@ -507,13 +510,13 @@ class Task(Generic[C]):
     def run(self, max_step: int | None = None) -> None:
         """Run the chain until it is stopped with :meth:`stop`.
 
-        First the chain is checked and compiled, and the middleware are set up, unless they were
-        before. A further run continues where the last one ended. At the end, all emitted events are
-        handled. With a router, the first step waits until all expected peers are ready; if all of
-        them have gone on to a later task of the program, as for a process that was restarted, this
-        one runs no step. When the task is stopped, the data that peers had sent before is still
-        delivered, in further steps of only those middleware that declare ``last_step``, and the
-        tasks of the peers are stopped with the same reason.
+        First the chain is checked and compiled, and the middleware are bound to it and set up,
+        unless they were before. A further run continues where the last one ended. At the end, all
+        emitted events are handled. With a router, the first step waits until all expected peers are
+        ready; if all of them have gone on to a later task of the program, as for a process that was
+        restarted, this one runs no step. When the task is stopped, the data that peers had sent
+        before is still delivered, in further steps of only those middleware that declare
+        ``last_step``, and the tasks of the peers are stopped with the same reason.
 
         In the main thread, a first SIGINT (Ctrl-C) or SIGTERM stops the task after the current
         step, and the middleware can still save their state. A second one interrupts it at once.
@@ -694,8 +697,7 @@ class Task(Generic[C]):
             self._stop.make(f"the peers have gone on to task {later}", only_local=True, final=False)
             self._wake()
         if self._stop.reason is None:
-            plan = (*self._plan(self._entries), *self._plan(self._by_hand, by_hand=True))
-            peers.check_roles(plan, self._roles, lead=self.ctx.vocabulary.lead_role)
+            peers.check_roles(self._whole_plan(), self._roles, lead=self.ctx.vocabulary.lead_role)
 
     def _note_failure(self, error: BaseException | None) -> None:
         self._stop.ok = False
@@ -737,7 +739,11 @@ class Task(Generic[C]):
     def _entry(
         self, mw: Any, *, roles: Iterable[str] | None = None, lock: bool | Lock | None = None
     ) -> Entry:
-        entry = make_entry(mw, roles=roles, lock=self._lock if lock is True else lock or None)
+        entry = make_entry(
+            mw.entry if isinstance(mw, Wrapped) else mw,
+            roles=roles,
+            lock=self._lock if lock is True else lock or None,
+        )
         if self._has_default_context:
             kind = Declarations.of(entry.middleware).default_context
             if kind is not None:
@@ -753,20 +759,20 @@ class Task(Generic[C]):
 
     def _compile_group(self, group: Group) -> Callable[[Any], object]:
         entry = Entry(group)
-        self._register((entry,))
-        self._lifecycle.set_up(self)
+        self._set_up_new(entry)
         return self._compile((entry,), by_hand=True).middleware
 
     def _wrap(self, entry: Entry) -> Wrapped[C]:
         chain: Chain | None = None
-        self._register((entry,))
         if self._is_set_up:
-            self._lifecycle.set_up(self)
+            self._set_up_new(entry)
+        else:
+            self._register((entry,))
 
         def start(ctx: C) -> Layer:
             nonlocal chain
             if chain is None:
-                self._lifecycle.set_up(self)
+                self._set_up_new(entry)
                 chain = self._compile((entry,), by_hand=True)
             layer = Layer(chain, ctx)
             if layer.is_open:
@@ -796,13 +802,30 @@ class Task(Generic[C]):
     def _plan(self, entries: Sequence[Entry], *, by_hand: bool = False) -> tuple[PlanItem, ...]:
         return make_plan(entries, self._roles, rank=self.rank, by_hand=by_hand)
 
+    def _whole_plan(self) -> tuple[PlanItem, ...]:
+        """Return the plan of the chain, and of what its middleware call by hand."""
+        return (*self._plan(self._entries), *self._plan(self._by_hand, by_hand=True))
+
+    def _view(self, *called: Entry) -> ChainView:
+        """Return the chain with further entries, which are called by hand."""
+        plan = (*self._whole_plan(), *self._plan(called, by_hand=True))
+        return ChainView(plan, context=self.ctx)
+
+    def _set_up_new(self, entry: Entry) -> None:
+        """Bind and set up what an entry that is called by hand brings."""
+        self._register((entry,))
+        if self._lifecycle.has_new:
+            self._lifecycle.bind(self._view(entry), only_new=True)
+            self._lifecycle.set_up(self)
+
     def _prepare(self) -> Chain:
-        """Check the chain, and compile and set up whatever is new."""
+        """Check the chain, bind its middleware, and compile and set up whatever is new."""
         if self._chain is None:
             self.check()
             self._register_all()
             chain = self._compile(self._entries)
             is_first, self._is_set_up = not self._is_set_up, True
+            self._lifecycle.bind(self.chain)
             self._lifecycle.set_up(self)
             if is_first:
                 self.ctx.begin_run(self.at_close)

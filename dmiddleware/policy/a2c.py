@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from dmiddleware.policy.actor_critic import (
     PolicyGradientSettings,
@@ -16,6 +16,7 @@ from dmiddleware.policy.advantage import AdvantagePolicy, AdvantageSettings
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.network_outputs import value_output
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.tree import Columns
 
 __all__ = ["A2CPolicy", "A2CSettings"]
 
@@ -50,24 +51,26 @@ class A2CPolicy(AdvantagePolicy):
     """
 
     cfg: A2CSettings
+    actor_critic: Component[nn.Module]
 
     learn_columns: ClassVar[tuple[str, ...]] = ("obs", "action", "adv", "ret")
     optional_columns: ClassVar[tuple[str, ...]] = ("raw_action",)
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the network."""
         return {
             **super().make_components(),
-            "actor_critic": policy_gradient_component(self, self.cfg),
+            "actor_critic": policy_gradient_component(self.model, self.cfg),
         }
 
-    def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def update(self, batch: Columns) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
-        output = self.model(batch["obs"])
+        output: dict[str, torch.Tensor] = self.model(batch["obs"])
         distribution = self.learned_distribution(output, batch)
         log_prob = distribution.log_prob(self.raw_action(batch))
         return follow_policy_gradient(
             self,
+            self.actor_critic,
             distribution,
             log_prob,
             self.learned_advantage(batch),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import gymnasium as gym
 import torch
@@ -269,10 +269,14 @@ class ActionCodec:
 
         Zeros, as the environment takes them; for choices that do not start at zero, the first one.
         """
-        parts = {path: part.before_first(n) for path, part in self._parts.items()}
-        return parts[""] if self._only is not None else nest(parts)
+        first = {path: part.before_first(n) for path, part in self._parts.items()}
+        return first[""] if self._only is not None else nest(first)
 
-    def to_raw(self, action: Any) -> Any:
+    @overload
+    def to_raw(self, action: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def to_raw(self, action: Nested) -> Nested: ...
+    def to_raw(self, action: Nested) -> Nested:
         """Return raw actions ``[…]`` that :meth:`to_env` maps to these actions."""
         self._was_used = True
         if self._only is not None:

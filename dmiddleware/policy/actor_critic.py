@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from dmiddleware.policy.actions import ActorSettings, mask_of
 from dmiddleware.policy.component import Component, adam, adamw, rmsprop
@@ -19,7 +20,7 @@ from dmiddleware.policy.policy_settings import DiscountedSettings
 from dmiddleware.rl import Distribution
 from dmiddleware.schedule import LearningRate, Schedule, Scheduled
 from dmiddleware.settings import Count, Fraction, NonNegative, Positive
-from dmiddleware.tree import Nested, Value
+from dmiddleware.tree import Columns, Nested, Value
 
 __all__ = [
     "ActorCriticPolicy",
@@ -97,7 +98,7 @@ class ActorCriticPolicy(Policy):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Draw actions, and return what learning needs; see :meth:`Policy.act_collect`."""
-        output = {**named_outputs(self.acting_output(obs, **kwargs))}
+        output: dict[str, torch.Tensor] = {**named_outputs(self.acting_output(obs, **kwargs))}
         output["value"] = self.as_return(value_output(output, self.rows_of(obs)))
         distribution = self.acting_distribution(output, obs, action_mask)
         raw = distribution.sample(self.generator)
@@ -110,14 +111,14 @@ class ActorCriticPolicy(Policy):
         """What others read of the policy."""
         return replace(super().spec, value_fn=self.value_fn)
 
-    def raw_action(self, batch: Mapping[str, Any]) -> Any:
+    def raw_action(self, batch: Columns) -> Any:
         """Return the raw actions of a batch: those that were stored, or from the env's actions."""
         if "raw_action" in batch:
             return batch["raw_action"]
         return self.codec.to_raw(batch["action"])
 
     def learned_distribution(
-        self, output: Mapping[str, torch.Tensor], batch: Mapping[str, Any]
+        self, output: Mapping[str, torch.Tensor], batch: Columns
     ) -> Distribution:
         """Return the distribution of the model's output for a batch, without masked actions."""
         mask = mask_of(batch["obs"], batch.get("action_mask"))
@@ -130,8 +131,12 @@ class ActorCriticPolicy(Policy):
             obs: ``[…, *obs_shape]``.
             n_lead: the number of its leading dimensions; None: one, or as many as the output has.
         """
-        critic = getattr(self.model, "compute_critic", None)
-        value = named_outputs(self.model(obs), "value")["value"] if critic is None else critic(obs)
+        compute = getattr(self.model, "compute_critic", None)
+        value: torch.Tensor
+        if compute is None:
+            value = named_outputs(self.model(obs), "value")["value"]
+        else:
+            value = compute(obs)
         if n_lead is None:
             is_flat = value.dim() < 2 or value.shape[1:] == (1,)
             n_lead = 1 if is_flat else value.dim() - int(value.shape[-1] == 1)
@@ -154,20 +159,23 @@ class ActorCriticPolicy(Policy):
         return self.as_return(value).cpu()
 
 
-def policy_gradient_component(policy: ActorCriticPolicy, cfg: PolicyGradientSettings) -> Component:
+def policy_gradient_component(
+    network: nn.Module, cfg: PolicyGradientSettings
+) -> Component[nn.Module]:
     """Return the network of A2C or IMPALA, with the optimizer that its settings ask for."""
-    rate = policy.schedules["learning_rate"]
+    rate = cfg.learning_rate
     if cfg.optimizer == "adam":
         optimizer = adam(rate, eps=cfg.optimizer_eps)
     elif cfg.optimizer == "adamw":
         optimizer = adamw(rate, weight_decay=cfg.weight_decay, eps=cfg.optimizer_eps)
     else:
         optimizer = rmsprop(rate, decay=cfg.rmsprop_decay, eps=cfg.optimizer_eps)
-    return Component(policy.model, optimizer, grad_clip_norm=cfg.grad_clip_norm, acts=True)
+    return Component(network, optimizer, grad_clip_norm=cfg.grad_clip_norm, acts=True)
 
 
 def follow_policy_gradient(
     policy: ActorCriticPolicy,
+    actor_critic: Component[nn.Module],
     distribution: Distribution,
     log_prob: torch.Tensor,
     adv: torch.Tensor,
@@ -177,7 +185,8 @@ def follow_policy_gradient(
     """Make the step of A2C or IMPALA, and return what to log.
 
     Args:
-        policy: the algorithm, with a component ``actor_critic``.
+        policy: the algorithm.
+        actor_critic: its network.
         distribution: the policy's, over ``[…]``.
         log_prob: ``[…]`` of the actions, with gradient.
         adv: ``[…]`` advantages.
@@ -188,9 +197,9 @@ def follow_policy_gradient(
     policy_loss = -(log_prob * adv).mean()
     value_loss = 0.5 * (value - target).square().mean()
     entropy = distribution.entropy().mean()
-    entropy_weight = policy.values["entropy_weight"]
+    entropy_weight = policy.now(cfg.entropy_weight)
     loss = policy_loss + cfg.value_weight * value_loss - entropy_weight * entropy
-    norm = policy.components["actor_critic"].step(loss)
+    norm = actor_critic.step(loss)
     answer = {
         "total_loss": loss.detach(),
         "policy_loss": policy_loss.detach(),

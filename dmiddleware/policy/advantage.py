@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +17,7 @@ from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.policy.obs_norm import ObsNormSettings
 from dmiddleware.rl import RewardNormalizer, RunningMeanStd
 from dmiddleware.settings import Fraction, Positive
-from dmiddleware.tree import Batch, Nested
+from dmiddleware.tree import Batch, Columns, Nested
 
 __all__ = ["AdvantagePolicy", "AdvantageSettings"]
 
@@ -127,18 +126,16 @@ class AdvantagePolicy(ActorCriticPolicy):
             return ret
         return self.return_stats.normalize(ret, clip=None)
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
         components = super().make_components()
         if self.return_stats is not None:
-            components["return_stats"] = Component(self.return_stats, acts=True)
+            components |= {"return_stats": Component(self.return_stats, acts=True)}
         if self.reward_normalizer is not None:
-            components["reward_normalizer"] = Component(self.reward_normalizer)
+            components |= {"reward_normalizer": Component(self.reward_normalizer)}
         return components
 
-    def learned_advantage(
-        self, batch: Mapping[str, Any], weight: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def learned_advantage(self, batch: Columns, weight: torch.Tensor | None = None) -> torch.Tensor:
         """Return the advantages of a minibatch, normalized if ``adv_norm`` says so.
 
         Args:

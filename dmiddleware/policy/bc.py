@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from dmiddleware.policy.actions import ActorSettings, mask_of
 from dmiddleware.policy.component import Component, adam
@@ -15,7 +15,7 @@ from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import Fraction, Positive
-from dmiddleware.tree import Nested, Value
+from dmiddleware.tree import Columns, Nested, Value
 
 __all__ = ["BCPolicy", "BCSettings"]
 
@@ -47,6 +47,7 @@ class BCPolicy(Policy):
     """
 
     cfg: BCSettings
+    actor: Component[nn.Module]
     reports: ClassVar[tuple[str, ...]] = (
         "total_loss",
         "accuracy",
@@ -57,16 +58,16 @@ class BCPolicy(Policy):
 
     learn_columns: ClassVar[tuple[str, ...]] = ("obs", "action")
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
         cfg = self.cfg
-        optimizer = adam(self.schedules["learning_rate"], eps=cfg.adam_eps)
+        optimizer = adam(cfg.learning_rate, eps=cfg.adam_eps)
         clip = cfg.grad_clip_norm
         return {
             "actor": Component(self.model, optimizer, grad_clip_norm=clip, acts=True),
         }
 
-    def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def update(self, batch: Columns) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
         cfg = self.cfg
         mask = mask_of(batch["obs"], batch.get("action_mask"))
@@ -79,7 +80,7 @@ class BCPolicy(Policy):
         hits = bc_hits(distribution, raw)
         if hits is not None:
             answer["accuracy"] = hits.float().mean()
-        norm = self.components["actor"].step(loss)
+        norm = self.actor.step(loss)
         answer["total_loss"] = loss.detach()
         if cfg.grad_clip_norm is not None:
             answer["grad_norm"] = norm

@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
 
-from dmiddleware.errors import CheckpointMismatch, ConfigError
+from dmiddleware.errors import CheckpointMismatch, ConfigError, PolicyError
 from dmiddleware.rl.optim import FusedAdam, OpaqueStep, RMSprop
 from dmiddleware.schedule import Schedule
 from dmiddleware.torch_private import move_towards, scale
@@ -56,6 +56,9 @@ class HasState(Protocol):
     def load_state_dict(self, state: Any, /) -> object:
         """Restore what :meth:`state_dict` returned."""
         ...
+
+
+M_co = TypeVar("M_co", bound=HasState, covariant=True)
 
 
 def adam(learning_rate: float | Schedule, *, eps: float = 1e-8) -> MakeOptimizer:
@@ -131,12 +134,13 @@ class TargetRule:
     tau: float = 1.0
 
 
-class Component:
+class Component(Generic[M_co]):
     """A module, or another object with a state, of an algorithm.
 
     A policy declares its components once (:meth:`Policy.make_components`). From that follows on
     which device they are, how they are saved, what collectors receive, and how ranks average
-    gradients.
+    gradients. An annotation of the class, such as ``critic: Component[QEnsemble]``, makes the
+    component of this name an attribute, whose module has this type.
 
     Args:
         module: what is saved. An ``nn.Module`` is also moved to the policy's device.
@@ -151,8 +155,6 @@ class Component:
 
     Attributes:
         module: as given.
-        target: the target network, in eval mode and without gradients; None: there is none, or the
-            policy does not learn.
         optimizer: the optimizer; None: there is none, or the policy does not learn.
         schedule: of the learning rate; None: it is constant, or the policy does not learn.
         acts: as given.
@@ -165,7 +167,7 @@ class Component:
 
     def __init__(
         self,
-        module: HasState,
+        module: M_co,
         optimizer: MakeOptimizer | torch.optim.Optimizer | None = None,
         *,
         target: TargetRule | None = None,
@@ -173,8 +175,7 @@ class Component:
         acts: bool = False,
         optional: bool = False,
     ) -> None:
-        self.module: Any = module
-        self.target: Any = None
+        self.module = module
         self.target_rule = target
         self.optimizer: torch.optim.Optimizer | None = None
         self.schedule: Schedule | None = None
@@ -185,6 +186,7 @@ class Component:
                 f"adamw(...), rmsprop(...) or torch_optimizer(...), got {optimizer!r:.100}; a "
                 "class is given as torch_optimizer(torch.optim.SGD, learning_rate)"
             )
+        self._target: M_co | None = None
         self._make_optimizer = optimizer
         self._apply: Callable[[Sequence[torch.Tensor | None], torch.Tensor], None] | None = None
         self._max_norm = grad_clip_norm
@@ -213,14 +215,15 @@ class Component:
             agree: replaces a number by the largest of all ranks, in place.
         """
         self._not_finite, self._reduce, self._agree = not_finite, reduce, agree
+        module: Any = self.module
         if self.target_rule is not None:
-            self.target = copy.deepcopy(self.module).requires_grad_(False).eval()
-            self._online = list(self.module.parameters())
-            self._copies = list(self.target.parameters())
-            pairs = zip(self.target.buffers(), self.module.buffers(), strict=True)
-            self._buffers = list(pairs)
+            target: Any = copy.deepcopy(module).requires_grad_(False).eval()
+            self._target = target
+            self._online = list(module.parameters())
+            self._copies = list(target.parameters())
+            self._buffers = list(zip(target.buffers(), module.buffers(), strict=True))
         if self._make_optimizer is not None:
-            trained = [p for p in self.module.parameters() if p.requires_grad]
+            trained = [p for p in module.parameters() if p.requires_grad]
             if isinstance(self._make_optimizer, MakeOptimizer):
                 rate = self._make_optimizer.learning_rate
                 self.schedule = None if rate.type == "constant" else rate
@@ -292,6 +295,26 @@ class Component:
             move_towards(self._copies, self._online, self.target_rule.tau)
             for own, online in self._buffers:
                 own.copy_(online)
+
+    @property
+    def target(self) -> M_co:
+        """The target network, in eval mode and without gradients.
+
+        Raises:
+            PolicyError: if there is none: the component has no rule for it, or the policy does not
+                learn.
+        """
+        if self._target is None:
+            raise PolicyError(
+                f"a component of {type(self.module).__name__} has no target network; give it a "
+                "rule, such as target=TargetRule(tau=0.005), in a policy that learns"
+            )
+        return self._target
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a target network."""
+        return self._target is not None
 
     @property
     def has_finite_weights(self) -> bool:
@@ -394,7 +417,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
         ) from error
 
 
-def broken_weights(components: Mapping[str, Component]) -> str | None:
+def broken_weights(components: Mapping[str, Component[Any]]) -> str | None:
     """Say which components have weights that are not finite, for an error; None: none has."""
     broken = [name for name, component in components.items() if not component.has_finite_weights]
     if not broken:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +14,7 @@ from dmiddleware.policy.sac import SACPolicy, SACSettings
 from dmiddleware.policy.temperature import Temperature
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import Count, Number, Positive
-from dmiddleware.tree import map_leaves
+from dmiddleware.tree import Columns, Value, map_leaves
 
 __all__ = ["CQLPolicy", "CQLSettings"]
 
@@ -61,16 +60,17 @@ class CQLPolicy(SACPolicy):
     """
 
     cfg: CQLSettings
+    penalty_weight: Component[Temperature]
     reports: ClassVar[tuple[str, ...]] = (*SACPolicy.reports, "cql_gap", "cql_alpha")
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
         cfg = self.cfg
-        tuned = adam(self.schedules["learning_rate_lagrange"])
+        tuned = adam(cfg.learning_rate_lagrange)
         weight = Component(Temperature(cfg.cql_alpha), None if cfg.lagrange_gap is None else tuned)
         return {**super().make_components(), "penalty_weight": weight}
 
-    def draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def draw(self, batch: Columns) -> dict[str, torch.Tensor]:
         """Return the random numbers of an update."""
         drawn = super().draw(batch)
         shape = (self.cfg.n_actions, *drawn["noise"].shape)
@@ -83,9 +83,9 @@ class CQLPolicy(SACPolicy):
             "policy_noise": normal.to(self.device),
         }
 
-    def critic_loss_of(  # type: ignore[override]  # takes what _draw draws in addition
+    def critic_loss_of(  # type: ignore[override]  # takes what draw returns in addition
         self,
-        batch: Mapping[str, Any],
+        batch: Columns,
         next_action: torch.Tensor,
         *,
         bonus: torch.Tensor,
@@ -97,17 +97,16 @@ class CQLPolicy(SACPolicy):
             batch, next_action, bonus=torch.zeros_like(bonus)
         )
         gap = self._conservative_gap(batch, random_action, policy_noise)
-        weight = self.components["penalty_weight"]
-        log_alpha, aim = weight.module.log_alpha, self.cfg.lagrange_gap
+        log_alpha, aim = self.penalty_weight.module.log_alpha, self.cfg.lagrange_gap
         excess = gap if aim is None else gap - aim
         if aim is not None:
-            weight.step(-(log_alpha.exp() * excess.detach().mean()))
+            self.penalty_weight.step(-(log_alpha.exp() * excess.detach().mean()))
         alpha = log_alpha.detach().exp()
         logged |= {"cql_gap": gap.mean(), "cql_alpha": alpha}
         return loss + alpha * excess.sum(), td_error, logged
 
     def _conservative_gap(
-        self, batch: Mapping[str, Any], random_action: torch.Tensor, policy_noise: torch.Tensor
+        self, batch: Columns, random_action: torch.Tensor, policy_noise: torch.Tensor
     ) -> torch.Tensor:
         """Return, for each critic, how far values of all actions exceed those of the data.
 
@@ -118,17 +117,22 @@ class CQLPolicy(SACPolicy):
             random_action: ``[N, B, A]`` uniform in ``(-1, 1)``.
             policy_noise: ``[2, N, B, A]`` standard normal, for actions at ``obs`` and ``next_obs``.
         """
-        critic, obs = self.components["critic"].module, batch["obs"]
+        critic, obs = self.critic.module, batch["obs"]
         with torch.no_grad():
-            own, own_log_prob = self.draw_action(obs, policy_noise[0])
-            following, following_log_prob = self.draw_action(batch["next_obs"], policy_noise[1])
-        uniform = torch.full_like(own_log_prob, -math.log(2.0) * own.shape[-1])
-        action = torch.cat([random_action, own, following])
-        log_density = torch.cat([uniform, own_log_prob, following_log_prob])
+            drawn, log_prob = self.draw_action(obs, policy_noise[0])
+            next_drawn, next_log_prob = self.draw_action(batch["next_obs"], policy_noise[1])
+        uniform = torch.full_like(log_prob, -math.log(2.0) * drawn.shape[-1])
+        action = torch.cat([random_action, drawn, next_drawn])
+        log_density = torch.cat([uniform, log_prob, next_log_prob])
         n = len(action)
-        repeated = map_leaves(lambda leaf: leaf.expand(n, *leaf.shape).flatten(0, 1), obs)
-        q: Any = self.critics(critic, repeated, action.flatten(0, 1))
-        integral = (q.unflatten(1, (n, -1)) - log_density).logsumexp(1) - math.log(n)
-        taken = self.critics(critic, obs, self.codec.to_raw(batch["action"]))
-        gap: torch.Tensor = integral - taken
+        repeated: Value = map_leaves(lambda leaf: repeated_rows(leaf, n), obs)
+        q = self.critics(critic, repeated, action.flatten(0, 1))
+        by_action: torch.Tensor = q.unflatten(1, (n, -1))  # type: ignore[no-untyped-call]
+        integral = (by_action - log_density).logsumexp(1) - math.log(n)
+        gap = integral - self.critics(critic, obs, self.codec.to_raw(batch["action"]))
         return gap.mean(-1)
+
+
+def repeated_rows(leaf: torch.Tensor, n: int) -> torch.Tensor:
+    """Return ``[n * B, …]``: rows ``[B, …]``, ``n`` times."""
+    return leaf.expand(n, *leaf.shape).flatten(0, 1)

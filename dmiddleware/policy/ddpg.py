@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from dmiddleware.errors import PolicyError
 from dmiddleware.policy.actions import ActorSettings
@@ -17,7 +18,7 @@ from dmiddleware.policy.td import TDPolicy, TDSettings
 from dmiddleware.rl import ensemble_td_loss
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import Count, Fraction, NonNegative, Positive
-from dmiddleware.tree import Nested, Value
+from dmiddleware.tree import Columns, Nested, Value
 
 __all__ = ["DDPGPolicy", "DDPGSettings", "TD3Policy", "TD3Settings"]
 
@@ -69,31 +70,31 @@ class DDPGPolicy(TDPolicy):
     """
 
     cfg: DDPGSettings
+    actor: Component[nn.Module]
+    critic: Component[nn.Module]
     reports = (*TDPolicy.reports, "critic_loss", "actor_loss")
     model_type: ClassVar[str] = "actor_q"
     model_defaults: ClassVar[Mapping[str, Any]] = {"deterministic": True, "n_critics": 1}
 
     action_kinds: ClassVar[tuple[str, ...]] = ("continuous",)
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
-        cfg, rates = self.cfg, self.schedules
+        cfg = self.cfg
         follow = TargetRule(cfg.actor_update_freq, cfg.target_tau)
         actor, critic = self.submodule("actor"), self.submodule("critic")
-        rate, critic_rate = rates["learning_rate_actor"], rates["learning_rate_critic"]
         return {
-            "actor": Component(actor, adam(rate), target=follow, acts=True),
-            "critic": Component(critic, adam(critic_rate), target=follow),
+            "actor": Component(actor, adam(cfg.learning_rate_actor), target=follow, acts=True),
+            "critic": Component(critic, adam(cfg.learning_rate_critic), target=follow),
         }
 
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
         """Refuse an actor or critics of other actions; see :meth:`Policy.check_outputs`."""
-        output = self.components["actor"].module(obs)
+        output: dict[str, torch.Tensor] = self.actor.module(obs)
         self.codec.check_outputs(output)
-        action = torch.zeros_like(output["mu"])
-        critic_values(self.components["critic"].module(obs, action), len(action))
+        _values(self.critic.module, obs, torch.zeros_like(output["mu"]))
 
-    def draw(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def draw(self, batch: Columns) -> dict[str, Any]:
         """Return the random numbers of an update, and whether it moves the actor."""
         cfg = self.cfg
         shape = self.codec.to_raw(batch["action"]).shape
@@ -105,20 +106,17 @@ class DDPGPolicy(TDPolicy):
         }
 
     def update(
-        self, batch: Mapping[str, Any], *, noise: torch.Tensor, moves_actor: bool
+        self, batch: Columns, *, noise: torch.Tensor, moves_actor: bool
     ) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
-        actor, critic = self.components["actor"], self.components["critic"]
         with torch.no_grad():
-            next_action = actor.target(batch["next_obs"])["mu"].tanh()
+            next_action = _actions(self.actor.target, batch["next_obs"])
             next_action = (next_action + noise).clamp(-1.0, 1.0)
-            next_value = critic.target(batch["next_obs"], next_action)
-            next_value = critic_values(next_value, len(next_action)).amin(0)
-        taken = self.codec.to_raw(batch["action"])
-        q = critic_values(critic.module(batch["obs"], taken), len(taken))
+            next_value = _values(self.critic.target, batch["next_obs"], next_action).amin(0)
+        q = _values(self.critic.module, batch["obs"], self.codec.to_raw(batch["action"]))
         target = self.td_target(batch, next_value)
         critic_loss, td_error = ensemble_td_loss(q, target, weight=batch.get("weight"))
-        critic.step(critic_loss)
+        self.critic.step(critic_loss)
         output = {
             "total_loss": critic_loss,
             "critic_loss": critic_loss,
@@ -127,19 +125,17 @@ class DDPGPolicy(TDPolicy):
             "td_error": td_error.mean(),
         }
         if moves_actor:
-            chosen = actor.module(batch["obs"])["mu"].tanh()
+            chosen = _actions(self.actor.module, batch["obs"])
             # The first critic judges, as in TD3.
-            judged = critic_values(critic.module(batch["obs"], chosen), len(chosen))
-            actor_loss = self.actor_loss_of(batch, chosen, judged[0])
-            actor.step(actor_loss)
+            value = _values(self.critic.module, batch["obs"], chosen)[0]
+            actor_loss = self.actor_loss_of(batch, chosen, value)
+            self.actor.step(actor_loss)
             output["actor_loss"] = actor_loss
         if "weight" in batch or self.cfg.priority:
             output["priority"] = td_error
         return {name: value.detach() for name, value in output.items()}
 
-    def actor_loss_of(
-        self, batch: Mapping[str, Any], chosen: torch.Tensor, q: torch.Tensor
-    ) -> torch.Tensor:
+    def actor_loss_of(self, batch: Columns, chosen: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """Return the actor's loss.
 
         Args:
@@ -184,6 +180,17 @@ class DDPGPolicy(TDPolicy):
         """Act without noise; see :meth:`Policy.act_eval`."""
         output = super().act_eval(obs, env_id, **kwargs)
         return output if state is None else {**output, "state": state}
+
+
+def _actions(actor: nn.Module, obs: Value) -> torch.Tensor:
+    """Return the raw actions ``[B, A]`` of a deterministic actor, in ``(-1, 1)``."""
+    mu: torch.Tensor = actor(obs)["mu"]
+    return mu.tanh()
+
+
+def _values(critic: nn.Module, obs: Value, action: torch.Tensor) -> torch.Tensor:
+    """Return ``[n_critics, B]``, the values of actions ``[B, A]``."""
+    return critic_values(critic(obs, action), len(action))
 
 
 class TD3Settings(DDPGSettings):

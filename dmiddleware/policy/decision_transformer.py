@@ -13,6 +13,7 @@ from torch import nn
 from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.distributed import largest_over_ranks
 from dmiddleware.errors import PolicyError
+from dmiddleware.model import DecisionTransformer
 from dmiddleware.policy.actions import ActorSettings
 from dmiddleware.policy.component import Component, adam
 from dmiddleware.policy.obs_norm import DatasetNormSettings
@@ -22,7 +23,7 @@ from dmiddleware.rl import bc_hits, bc_loss
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import Number, Positive
 from dmiddleware.torch_seeding import torch_seeded
-from dmiddleware.tree import Batch, Nested, Value
+from dmiddleware.tree import Batch, Columns, Nested, Value
 
 __all__ = ["DecisionTransformerPolicy", "DecisionTransformerSettings"]
 
@@ -79,6 +80,8 @@ class DecisionTransformerPolicy(Policy):
     """
 
     cfg: DecisionTransformerSettings
+    transformer: Component[DecisionTransformer]
+    largest_return: Component[LargestReturn]
     reports: ClassVar[tuple[str, ...]] = (
         "total_loss",
         "accuracy",
@@ -101,19 +104,15 @@ class DecisionTransformerPolicy(Policy):
     @property
     def context_length(self) -> int:
         """Steps that the network sees at most: the ``unroll_len`` of the buffer."""
-        network: Any = self.model
-        return int(network.context_length)
+        return self.transformer.module.context_length
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
         cfg = self.cfg
-        optimizer = adam(self.schedules["learning_rate"])
-        self._largest = LargestReturn()
+        optimizer, clip = adam(cfg.learning_rate), cfg.grad_clip_norm
         return {
-            "transformer": Component(
-                self.model, optimizer, grad_clip_norm=cfg.grad_clip_norm, acts=True
-            ),
-            "largest_return": Component(self._largest, acts=True),
+            "transformer": Component(self.model, optimizer, grad_clip_norm=clip, acts=True),
+            "largest_return": Component(LargestReturn(), acts=True),
         }
 
     def learn(self, batch: Batch, **kwargs: Any) -> Mapping[str, Any] | list[Mapping[str, Any]]:
@@ -123,22 +122,24 @@ class DecisionTransformerPolicy(Policy):
         with torch_seeded(seed, self.device):
             return super().learn(batch, **kwargs)
 
-    def n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+    def n_learned_rows(self, batch: Columns) -> int:
         """Return over how many rows the loss is a mean."""
         return int(batch["mask"].sum())
 
-    def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def update(self, batch: Columns) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
-        mask, ret, timestep = (batch[name] for name in ("mask", "return_to_go", "timestep"))
+        mask, ret, timestep = batch["mask"], batch["return_to_go"], batch["timestep"]
         raw = self.codec.to_raw(batch["action"])
-        output = self.model(batch["obs"], raw, ret / self.cfg.return_scale, timestep)
+        scaled = ret / self.cfg.return_scale
+        output: dict[str, torch.Tensor] = self.model(batch["obs"], raw, scaled, timestep)
         distribution = self.codec.distribution(output)
         loss = bc_loss(distribution, raw, weight=mask / mask.float().mean())
-        norm = self.components["transformer"].step(loss)
-        self._largest.add(ret, mask & (timestep == 0))
+        norm = self.transformer.step(loss)
+        largest = self.largest_return.module
+        largest.add(ret, mask & (timestep == 0))
         if self.reducer is not None:
-            largest_over_ranks(self._largest.value)
-        logged = {"total_loss": loss.detach(), "largest_return": self._largest.value.clone()}
+            largest_over_ranks(largest.value)
+        logged = {"total_loss": loss.detach(), "largest_return": largest.value.clone()}
         hits = bc_hits(distribution, raw)
         if hits is not None:
             logged["accuracy"] = (hits & mask).sum() / mask.sum()
@@ -153,7 +154,7 @@ class DecisionTransformerPolicy(Policy):
             The window, oldest step first: ``obs_embedding`` ``[n, K, D]``, ``action`` ``[n, K, …]``
             and ``return_to_go`` ``[n, K]``; ``timestep`` ``[n]``, the number of steps before.
         """
-        network: Any = self.model
+        network = self.transformer.module
         window = (n, self.context_length)
         (part,) = network.action_parts
         is_discrete = part.kind == "discrete"
@@ -194,14 +195,14 @@ class DecisionTransformerPolicy(Policy):
                 "a decision transformer acts on the steps before; pass prev_reward= and state=, at "
                 "first policy.initial_state(n_envs), and then what forward returned as state"
             )
-        network: Any = self.model
-        timestep, length = state["timestep"], self.context_length
+        network, length = self.transformer.module, self.context_length
+        timestep: torch.Tensor = state["timestep"]
         row = torch.arange(timestep.shape[0], device=timestep.device)
         # Steps fill the window from its beginning; a full one drops its oldest step.
         is_full, slot = timestep >= length, timestep.clamp(max=length - 1)
         embedding, action, ret = (
-            torch.where(is_full.view(-1, *(1,) * (old.dim() - 1)), old.roll(-1, 1), old)
-            for old in (state[name] for name in ("obs_embedding", "action", "return_to_go"))
+            _without_oldest(state[name], is_full)
+            for name in ("obs_embedding", "action", "return_to_go")
         )
         left = ret[row, (slot - 1).clamp(min=0)] - prev_reward
         ret[row, slot] = torch.where(timestep == 0, self._asked_return(), left)
@@ -230,8 +231,14 @@ class DecisionTransformerPolicy(Policy):
 
     def _asked_return(self) -> torch.Tensor:
         """Return what to ask for at the start of an episode, a scalar."""
-        wanted = self.cfg.target_return
-        largest = self._largest.value
+        target, largest = self.cfg.target_return, self.largest_return.module.value
+        if target is not None:
+            return torch.full_like(largest, target)
         # A policy that has not learned knows no return.
-        known = largest.masked_fill(largest.isinf(), 0.0)
-        return known if wanted is None else torch.full_like(largest, wanted)
+        return largest.masked_fill(largest.isinf(), 0.0)
+
+
+def _without_oldest(column: torch.Tensor, is_full: torch.Tensor) -> torch.Tensor:
+    """Return a window ``[n, K, …]`` that has dropped its oldest step where it is full, ``[n]``."""
+    full = is_full.view(-1, *(1,) * (column.dim() - 1))
+    return torch.where(full, column.roll(-1, 1), column)

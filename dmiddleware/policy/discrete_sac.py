@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from dmiddleware.policy.actions import mask_of
 from dmiddleware.policy.component import Component, TargetRule, adam
@@ -17,7 +18,7 @@ from dmiddleware.policy.temperature import Temperature
 from dmiddleware.rl import Categorical, ensemble_td_loss
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import Fraction, Positive
-from dmiddleware.tree import Value
+from dmiddleware.tree import Columns, Value
 
 __all__ = ["DiscreteSACPolicy", "DiscreteSACSettings"]
 
@@ -62,64 +63,62 @@ class DiscreteSACPolicy(TDPolicy):
     """
 
     cfg: DiscreteSACSettings
+    actor: Component[nn.Module]
+    critic: Component[nn.Module]
+    temperature: Component[Temperature]
     reports = (*TDPolicy.reports, "critic_loss", "policy_loss", "entropy", "alpha")
     model_type: ClassVar[str] = "discrete_actor_q"
 
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
-        cfg, rates = self.cfg, self.schedules
+        cfg = self.cfg
         actor, critic = self.submodule("actor"), self.submodule("critic")
         follow = TargetRule(1, cfg.target_tau)
-        tuned = adam(rates["learning_rate_alpha"]) if cfg.auto_alpha else None
+        tuned = adam(cfg.learning_rate_alpha) if cfg.auto_alpha else None
         return {
-            "actor": Component(actor, adam(rates["learning_rate_policy"]), acts=True),
-            "critic": Component(critic, adam(rates["learning_rate_q"]), target=follow),
+            "actor": Component(actor, adam(cfg.learning_rate_policy), acts=True),
+            "critic": Component(critic, adam(cfg.learning_rate_q), target=follow),
             "temperature": Component(Temperature(cfg.alpha), tuned),
         }
 
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
         """Refuse an actor or critics of other actions; see :meth:`Policy.check_outputs`."""
-        output = self.components["actor"].module(obs)
+        output: dict[str, torch.Tensor] = self.actor.module(obs)
         self.codec.check_outputs(output)
-        shape = ("n_critics", *output["logit"].shape)
-        with_rows(self.components["critic"].module(obs), shape, what="of the critics")
+        _values(self.critic.module, obs, output["logit"].shape)
 
-    def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def update(self, batch: Columns) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
-        actor, critic, temperature = (
-            self.components[n] for n in ("actor", "critic", "temperature")
-        )
         obs, next_obs = batch["obs"], batch["next_obs"]
         mask = mask_of(obs, batch.get("action_mask"))
-        log_alpha = temperature.module.log_alpha
+        log_alpha = self.temperature.module.log_alpha
         alpha = log_alpha.detach().exp()
 
         with torch.no_grad():
             next_mask = mask_of(next_obs, batch.get("next_action_mask"))
             prob, log_prob = self._probabilities(next_obs, next_mask)
-            shape = ("n_critics", *prob.shape)
-            next_q = with_rows(critic.target(next_obs), shape, what="of the critics").amin(0)
+            next_q = _values(self.critic.target, next_obs, prob.shape).amin(0)
             target = self.td_target(batch, (prob * (next_q - alpha * log_prob)).sum(-1))
-        values = with_rows(critic.module(obs), shape, what="of the critics")
+        values = _values(self.critic.module, obs, prob.shape)
         action = self.codec.to_raw(batch["action"]).expand(len(values), -1)
         taken = values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         squares, td_error = ensemble_td_loss(taken, target, weight=batch.get("weight"))
         critic_loss = 0.5 * squares
-        critic.step(critic_loss)
+        self.critic.step(critic_loss)
 
         prob, log_prob = self._probabilities(obs, mask)
         with torch.no_grad():
-            q = critic.module(obs).amin(0)
+            q = _values(self.critic.module, obs, prob.shape).amin(0)
         actor_loss = (prob * (alpha * log_prob - q)).sum(-1).mean()
-        actor.step(actor_loss)
+        self.actor.step(actor_loss)
 
         entropy = -(prob * log_prob).sum(-1).detach()
         if self.cfg.auto_alpha:
             largest = _largest_entropy(log_prob.shape[-1], mask)
-            wanted = self.cfg.target_entropy_ratio * largest
-            temperature.step(log_alpha * (entropy - wanted).mean())
+            aim = self.cfg.target_entropy_ratio * largest
+            self.temperature.step(log_alpha * (entropy - aim).mean())
         output = {
             "total_loss": critic_loss + actor_loss,
             "critic_loss": critic_loss,
@@ -141,9 +140,15 @@ class DiscreteSACPolicy(TDPolicy):
 
         So a sum over all actions is one over the allowed actions.
         """
-        log_prob = Categorical(self.components["actor"].module(obs)["logit"], mask).log_probs
+        output: dict[str, torch.Tensor] = self.actor.module(obs)
+        log_prob = Categorical(output["logit"], mask).log_probs
         prob = log_prob.exp()
         return prob, log_prob.masked_fill(prob == 0, 0.0)
+
+
+def _values(critic: nn.Module, obs: Value, rows: Sequence[int]) -> torch.Tensor:
+    """Return ``[n_critics, B, A]``, the values of all actions, if they have the ``rows [B, A]``."""
+    return with_rows(critic(obs), ("n_critics", *rows), what="of the critics")
 
 
 def _largest_entropy(n_actions: int, mask: torch.Tensor | None) -> torch.Tensor | float:

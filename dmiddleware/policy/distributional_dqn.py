@@ -23,7 +23,7 @@ from dmiddleware.rl import (
     taken_rows,
     weighted_mean,
 )
-from dmiddleware.tree import Batch, Value
+from dmiddleware.tree import Batch, Columns, Value
 
 __all__ = ["C51Policy", "C51Settings", "QRDQNPolicy", "QRDQNSettings", "QuantilePolicy"]
 
@@ -81,16 +81,22 @@ class C51Policy(QLearningPolicy):
                 "returns that its atoms stand for; derive it from CategoricalQNetwork"
             )
 
+    @property
+    def support(self) -> torch.Tensor:
+        """The returns ``[n_atoms]`` that the target network's atoms stand for."""
+        support = self.q.target.support
+        assert isinstance(support, torch.Tensor)  # as check_outputs found
+        return support
+
     def loss(
         self,
-        batch: Mapping[str, Any],
+        batch: Columns,
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
         following: torch.Tensor,
     ) -> Losses:
         """Return the loss; see :meth:`QLearningPolicy.loss`."""
-        support = self.components["q"].target.support
-        following = following.exp()
+        support, following = self.support, following.exp()
         reward, terminated = batch["reward"], batch["terminated"]
         discount = batch.get("discount", self.cfg.discount)
         target = categorical_target(
@@ -141,9 +147,8 @@ class C51Policy(QLearningPolicy):
         """
         if self._has_own_model or "type" in self.cfg.model:
             return
-        support = self.components["q"].target.support
-        low, high = float(support[0]), float(support[-1])
-        margin = (high - low) / (2 * (len(support) - 1))
+        low, high = float(self.support[0]), float(self.support[-1])
+        margin = (high - low) / (2 * (len(self.support) - 1))
         # What follows is in the support at best, so these returns are outside in any case.
         is_low = bool((returns + rest * high < low - margin).any())
         is_high = bool((returns + rest * low > high + margin).any())
@@ -175,8 +180,7 @@ class C51Policy(QLearningPolicy):
         if share <= _CLIPPED_SHARE_TO_WARN:
             return
         self._has_warned_of_clipping = True
-        support = self.components["q"].target.support
-        low, high = float(support[0]), float(support[-1])
+        low, high = float(self.support[0]), float(self.support[-1])
         _log.warning(
             "%s clips %.0f%% of the target's probability, because these returns are outside of "
             "[v_min, v_max] = [%g, %g]; it cannot learn them. Pass model={'v_min': ..., 'v_max': "
@@ -195,7 +199,7 @@ class QuantilePolicy(QLearningPolicy):
 
     def loss(
         self,
-        batch: Mapping[str, Any],
+        batch: Columns,
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
         following: torch.Tensor,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
 from dmiddleware.rl import td_loss
+from dmiddleware.tree import Columns
 
 __all__ = ["DQNPolicy", "DQNSettings"]
 
@@ -59,7 +59,7 @@ class DQNPolicy(QLearningPolicy):
 
     def loss(
         self,
-        batch: Mapping[str, Any],
+        batch: Columns,
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
         following: torch.Tensor,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from dmiddleware.data import MinibatchUnit
 from dmiddleware.errors import StructureError
@@ -21,7 +21,7 @@ from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import episode_cuts, vtrace
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import Fraction, Positive
-from dmiddleware.tree import Batch
+from dmiddleware.tree import Batch, Columns
 
 __all__ = ["IMPALAPolicy", "IMPALASettings"]
 
@@ -66,6 +66,7 @@ class IMPALAPolicy(ActorCriticPolicy):
     """
 
     cfg: IMPALASettings
+    actor_critic: Component[nn.Module]
 
     learn_columns: ClassVar[tuple[str, ...]] = (
         "obs",
@@ -89,14 +90,14 @@ class IMPALAPolicy(ActorCriticPolicy):
             )
         return batch
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the network."""
-        return {"actor_critic": policy_gradient_component(self, self.cfg)}
+        return {"actor_critic": policy_gradient_component(self.model, self.cfg)}
 
-    def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def update(self, batch: Columns) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
         cfg = self.cfg
-        output = self.model(batch["obs"])
+        output: dict[str, torch.Tensor] = self.model(batch["obs"])
         distribution = self.learned_distribution(output, batch)
         log_prob = distribution.log_prob(self.raw_action(batch))
         with torch.no_grad():
@@ -116,4 +117,6 @@ class IMPALAPolicy(ActorCriticPolicy):
             c_clip=cfg.c_clip,
             adv_rho_clip=cfg.rho_clip,
         )
-        return follow_policy_gradient(self, distribution, log_prob, target.adv, value, target.value)
+        return follow_policy_gradient(
+            self, self.actor_critic, distribution, log_prob, target.adv, value, target.value
+        )

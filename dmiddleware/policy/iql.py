@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Gt, Lt
+from torch import nn
 
 from dmiddleware.policy.actions import ActorSettings
 from dmiddleware.policy.component import Component, TargetRule, adam
@@ -18,7 +18,7 @@ from dmiddleware.policy.td import TD_COLUMNS
 from dmiddleware.rl import ensemble_td_loss, td_target
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import Fraction, NonNegative, Positive
-from dmiddleware.tree import Value
+from dmiddleware.tree import Columns, Value
 
 __all__ = ["IQLPolicy", "IQLSettings"]
 
@@ -62,6 +62,9 @@ class IQLPolicy(Policy):
     """
 
     cfg: IQLSettings
+    actor: Component[nn.Module]
+    critic: Component[nn.Module]
+    value: Component[nn.Module]
     reports: ClassVar[tuple[str, ...]] = (
         "total_loss",
         "value_loss",
@@ -77,56 +80,52 @@ class IQLPolicy(Policy):
     action_kinds: ClassVar[tuple[str, ...]] = ("continuous",)
     learn_columns: ClassVar[tuple[str, ...]] = TD_COLUMNS
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
-        rates = self.schedules
-
-        def part(name: str, **options: Any) -> Component:
-            rate = rates[f"learning_rate_{name}"]
-            return Component(self.submodule(name), adam(rate), **options)
-
+        cfg = self.cfg
+        actor, critic, value = (self.submodule(name) for name in ("actor", "critic", "value"))
+        follow = TargetRule(1, cfg.target_tau)
         return {
-            "actor": part("actor", acts=True),
-            "critic": part("critic", target=TargetRule(1, self.cfg.target_tau)),
-            "value": part("value"),
+            "actor": Component(actor, adam(cfg.learning_rate_actor), acts=True),
+            "critic": Component(critic, adam(cfg.learning_rate_critic), target=follow),
+            "value": Component(value, adam(cfg.learning_rate_value)),
         }
 
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
         """Refuse an actor without draws, or critics of other actions."""
-        actor, critic, value = (self.components[n].module for n in ("actor", "critic", "value"))
-        output = actor(obs)
+        output: dict[str, torch.Tensor] = self.actor.module(obs)
         self.codec.check_outputs(output, draws=True)
-        n_rows = len(output["mu"])
-        critic_values(critic(obs, torch.zeros_like(output["mu"])), n_rows)
-        values_of_rows(value(obs), (n_rows,))
+        mu = output["mu"]
+        critic_values(self.critic.module(obs, torch.zeros_like(mu)), len(mu))
+        values_of_rows(self.value.module(obs), (len(mu),))
 
-    def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def update(self, batch: Columns) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
         cfg = self.cfg
-        actor, critic, value = (self.components[name] for name in ("actor", "critic", "value"))
         obs, action = batch["obs"], self.codec.to_raw(batch["action"])
 
         with torch.no_grad():
-            q = critic_values(critic.target(obs, action), len(action)).amin(0)
-        value_loss = expectile_loss(q - values_of_rows(value.module(obs), q.shape), cfg.expectile)
-        value.step(value_loss)
+            q = critic_values(self.critic.target(obs, action), len(action)).amin(0)
+        value = values_of_rows(self.value.module(obs), q.shape)
+        value_loss = expectile_loss(q - value, cfg.expectile)
+        self.value.step(value_loss)
 
         with torch.no_grad():
-            advantage = q - values_of_rows(value.module(obs), q.shape)
+            advantage = q - values_of_rows(self.value.module(obs), q.shape)
             weight = (cfg.inverse_temperature * advantage).exp()
             weight = weight.clamp(max=cfg.max_advantage_weight)
-        log_prob = self.codec.distribution(actor.module(obs)).log_prob(action)
+        log_prob = self.codec.distribution(self.actor.module(obs)).log_prob(action)
         actor_loss = -(weight * log_prob).mean()
-        actor.step(actor_loss)
+        self.actor.step(actor_loss)
 
         with torch.no_grad():
-            next_value = values_of_rows(value.module(batch["next_obs"]), q.shape)
+            next_value = values_of_rows(self.value.module(batch["next_obs"]), q.shape)
         target = td_target(
             next_value, batch["reward"], batch["terminated"], discount=self.cfg.discount
         )
-        learned = critic_values(critic.module(obs, action), len(action))
+        learned = critic_values(self.critic.module(obs, action), len(action))
         critic_loss = ensemble_td_loss(learned, target).loss
-        critic.step(critic_loss)
+        self.critic.step(critic_loss)
         return {
             "total_loss": (value_loss + actor_loss + critic_loss).detach(),
             "value_loss": value_loss.detach(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Self
@@ -36,6 +36,7 @@ from dmiddleware.policy.acting import (
 from dmiddleware.policy.actions import ActionCodec, ActorSettings, mask_of
 from dmiddleware.policy.agents import present_agents, present_observations
 from dmiddleware.policy.component import Component
+from dmiddleware.policy.component_attributes import set_components
 from dmiddleware.policy.env_spaces import (
     check_action_kind,
     check_number_of_agents,
@@ -60,6 +61,7 @@ from dmiddleware.settings import hints_of, takes_options
 from dmiddleware.torch_seeding import torch_seeded
 from dmiddleware.tree import (
     Batch,
+    Columns,
     Nested,
     Value,
     as_tree,
@@ -100,7 +102,9 @@ class Policy:
         cfg: the settings; a subclass names their class by an annotation, ``cfg: SACSettings``.
         modes: as given.
         model: the network.
-        components: what :meth:`make_components` returned, and what every policy has.
+        components: what :meth:`make_components` returned, and what every policy has. A component
+            that the class declares by an annotation, such as ``critic: Component[QEnsemble]``, is
+            also an attribute.
         spaces: of observations and actions of one env, once an env is known.
         codec: maps between the network's outputs and the environment's actions.
         obs_norm: normalizes observations; without the setting ``obs_norm`` it does nothing.
@@ -109,8 +113,6 @@ class Policy:
         eval_generator: of those of evaluating, so that the number of evaluations does not change
             what is collected.
         learn_generator: of those of updates.
-        values: the present values of :attr:`schedules`, by name; numbers, or scalar tensors on the
-            device.
         schedules: the settings that may be schedules and that updates read, by name.
         counters: what schedules read; middleware that learn set them before each update.
         train_iter: updates made.
@@ -123,11 +125,12 @@ class Policy:
     Example:
         >>> from dmiddleware.policy import Component, adam
         >>> class Regression(Policy):
+        ...     net: Component[torch.nn.Linear]
         ...     def make_components(self):
-        ...         return {"model": Component(self.model, adam(0.1), acts=True)}
+        ...         return {"net": Component(self.model, adam(0.1), acts=True)}
         ...     def update(self, batch):
         ...         loss = (self.model(batch["obs"]) - batch["action"]).square().mean()
-        ...         self.components["model"].step(loss)
+        ...         self.net.step(loss)
         ...         return {"total_loss": loss}
         >>> _ = torch.manual_seed(0)
         >>> policy = Regression(model=torch.nn.Linear(2, 1), modes=["learn"])
@@ -223,6 +226,7 @@ class Policy:
         self.train_iter = 0
         self.counters = Counters()
         self.schedules = self._schedules()
+        self._present: Sequence[tuple[Schedule, float | torch.Tensor]] = ()
         self._hooks = self._declared_hooks()
         if not any("action_mask" in (hook.keywords or ()) for hook in self._hooks.values()):
             # Methods that do not take it need no masks.
@@ -241,6 +245,7 @@ class Policy:
         )
         self.setup()
         self.components = {**self._common_components(), **self.make_components()}
+        set_components(self, self.components)
         for component in self.components.values():
             if isinstance(component.module, nn.Module):
                 component.module.to(self.device)
@@ -348,11 +353,14 @@ class Policy:
     def setup(self) -> None:
         """Build what the algorithm needs before its components; called once."""
 
-    def make_components(self) -> dict[str, Component]:
-        """Return the components by name; called once."""
+    def make_components(self) -> dict[str, Component[Any]]:
+        """Return the components by name; called once.
+
+        Those that the class declares become attributes.
+        """
         return {}
 
-    def draw(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def draw(self, batch: Columns) -> dict[str, Any]:
         """Return what the next update takes in addition to its batch.
 
         Returns:
@@ -463,7 +471,7 @@ class Policy:
         """
         return batch
 
-    def n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+    def n_learned_rows(self, batch: Columns) -> int:
         """Return over how many rows the loss of a batch is a mean: its weight among the ranks."""
         lead = 1 if self.minibatch_unit == "rows" else 2
         shape: torch.Size = next(iter(leaves(batch)))[1].shape[:lead]
@@ -474,6 +482,26 @@ class Policy:
         return batch
 
     # What an algorithm calls.
+
+    def now(self, setting: float | Schedule) -> float | torch.Tensor:
+        """Return the present value of a setting that may be a schedule, such as ``self.cfg.alpha``.
+
+        Returns:
+            A number, or, of a schedule, a scalar tensor on the device that every update sets,
+            because a compiled update would not see a number change.
+
+        Raises:
+            PolicyError: for a schedule that is not a setting of a policy that learns.
+        """
+        if not isinstance(setting, Schedule):
+            return setting
+        for schedule, value in self._present:
+            if schedule is setting:
+                return value
+        raise PolicyError(
+            f"{type(self).__name__}.now knows no present value of {setting}; pass a setting that "
+            "updates read, such as self.cfg.alpha, of a policy that learns"
+        )
 
     def rows_of(self, obs: Any, n_lead: int = 1) -> torch.Size:
         """Return the leading dimensions of the outputs for observations ``[…, *obs_shape]``."""
@@ -782,7 +810,7 @@ class Policy:
             in_model=self._state.paths,
             user=type(self).__name__,
         )
-        self.values = self._runner.values
+        self._present = self._runner.present
 
     def _join_ranks(self) -> None:
         """Give all ranks the same parameters, and average the gradients of the updates."""
@@ -886,12 +914,12 @@ class Policy:
         with torch_seeded(derive_seed(self.cfg.seed, "policy", "model")):
             return self.make_model()
 
-    def _common_components(self) -> dict[str, Component]:
+    def _common_components(self) -> dict[str, Component[Any]]:
         """Return the components that every algorithm has."""
-        common = {"action_codec": Component(self.codec, acts=True, optional=True)}
-        if self.obs_norm.is_on:
-            common["obs_norm"] = Component(self.obs_norm, acts=True)
-        return common
+        codec = Component(self.codec, acts=True, optional=True)
+        if not self.obs_norm.is_on:
+            return {"action_codec": codec}
+        return {"action_codec": codec, "obs_norm": Component(self.obs_norm, acts=True)}
 
     def _probe(
         self, obs: Value, action_space: gym.Space[Any], *, acts: bool = True

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Gt
+from torch import nn
 
 from dmiddleware.distributed import sum_over_ranks
 from dmiddleware.policy.advantage import AdvantagePolicy, AdvantageSettings
@@ -17,7 +17,7 @@ from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ppo_policy_loss, ppo_value_loss
 from dmiddleware.schedule import LearningRate, Schedule, Scheduled
 from dmiddleware.settings import NonNegative, Positive
-from dmiddleware.tree import Batch
+from dmiddleware.tree import Columns
 
 __all__ = ["PPOPolicy", "PPOSettings"]
 
@@ -74,6 +74,7 @@ class PPOPolicy(AdvantagePolicy):
     """
 
     cfg: PPOSettings
+    actor_critic: Component[nn.Module]
     reports: ClassVar[tuple[str, ...]] = (
         *AdvantagePolicy.reports,
         "approx_kl",
@@ -92,22 +93,22 @@ class PPOPolicy(AdvantagePolicy):
     )
     optional_columns: ClassVar[tuple[str, ...]] = ("raw_action", "collect_iter")
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
         cfg = self.cfg
-        optimizer = adam(self.schedules["learning_rate"], eps=cfg.adam_eps)
+        optimizer = adam(cfg.learning_rate, eps=cfg.adam_eps)
         clip = cfg.grad_clip_norm
         return {
             **super().make_components(),
             "actor_critic": Component(self.model, optimizer, grad_clip_norm=clip, acts=True),
         }
 
-    def learning_output(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def learning_output(self, batch: Columns) -> dict[str, torch.Tensor]:
         """Return the outputs for a minibatch, with its leading dimensions."""
         output: dict[str, torch.Tensor] = self.model(batch["obs"])
         return output
 
-    def update(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def update(self, batch: Columns) -> dict[str, Any]:
         """Make one update; see :meth:`Policy.update`."""
         cfg = self.cfg
         output = self.learning_output(batch)
@@ -118,7 +119,7 @@ class PPOPolicy(AdvantagePolicy):
             log_prob,
             batch["log_prob"],
             self.learned_advantage(batch, weight),
-            clip_ratio=self.values["clip_ratio"],
+            clip_ratio=self.now(cfg.clip_ratio),
             dual_clip=cfg.dual_clip,
             weight=weight,
         )
@@ -131,10 +132,10 @@ class PPOPolicy(AdvantagePolicy):
         )
         entropy = distribution.entropy()
         entropy = (entropy if weight is None else entropy * weight).mean()
-        entropy_weight = self.values["entropy_weight"]
+        entropy_weight = self.now(cfg.entropy_weight)
         loss = policy.loss + cfg.value_weight * value_loss - entropy_weight * entropy
         stop = self._has_moved_too_far(policy.approx_kl, batch)
-        norm = self.components["actor_critic"].step(loss, skip=stop)
+        norm = self.actor_critic.step(loss, skip=stop)
         answer = {
             "total_loss": loss.detach(),
             "policy_loss": policy.loss.detach(),
@@ -148,7 +149,7 @@ class PPOPolicy(AdvantagePolicy):
             answer["grad_norm"] = norm
         return answer
 
-    def _has_moved_too_far(self, kl: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor | None:
+    def _has_moved_too_far(self, kl: torch.Tensor, batch: Columns) -> torch.Tensor | None:
         """Return whether the policy is further than ``target_kl`` from the one that collected."""
         target_kl = self.cfg.target_kl
         if target_kl is None:
@@ -161,14 +162,14 @@ class PPOPolicy(AdvantagePolicy):
         near: torch.Tensor = kl <= target_kl
         return near.logical_not()
 
-    def _row_weight(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
+    def _row_weight(self, batch: Columns) -> torch.Tensor | None:
         """Return the weight of each row in the losses, of mean 1; None: all weigh the same.
 
         Agents that do not take part have no weight.
         """
         return weights_of_agents(batch["obs"]) if self.several_agents else None
 
-    def n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+    def n_learned_rows(self, batch: Columns) -> int:
         """Return over how many rows, or agents, the loss of a batch is a mean."""
         if self.several_agents:
             return int(present_agents(batch["obs"]).sum())

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 import torch
 from annotated_types import Gt, Le
+from torch import nn
 
 from dmiddleware.policy.actions import mask_of
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import named_outputs, with_rows
 from dmiddleware.policy.td import TDPolicy, TDSettings
 from dmiddleware.rl import epsilon_greedy, mask_logit, taken_rows
-from dmiddleware.schedule import (
-    LearningRate,
-    Schedule,
-    Scheduled,
-)
+from dmiddleware.schedule import LearningRate, Schedule, Scheduled
 from dmiddleware.settings import Count, Fraction, Positive
 from dmiddleware.torch_private import call
-from dmiddleware.tree import Nested, Value
+from dmiddleware.tree import Columns, Nested, Value
 
 __all__ = ["Forward", "Inputs", "QLearningPolicy", "QLearningSettings"]
 
@@ -67,19 +64,20 @@ class QLearningPolicy(TDPolicy):
     """
 
     cfg: QLearningSettings
+    q: Component[nn.Module]
     reports = (*TDPolicy.reports, "grad_norm")
 
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
     learned: ClassVar[str] = "logit"
     """The output of the network that the algorithm learns, ``[B, A]`` or ``[B, A, N]``."""
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
         cfg = self.cfg
         return {
             "q": Component(
                 self.model,
-                adam(self.schedules["learning_rate"], eps=cfg.adam_eps),
+                adam(cfg.learning_rate, eps=cfg.adam_eps),
                 target=TargetRule(cfg.target_update_freq, cfg.target_tau),
                 grad_clip_norm=cfg.grad_clip_norm,
                 acts=True,
@@ -91,7 +89,7 @@ class QLearningPolicy(TDPolicy):
         self._n_noise: int = getattr(self.model, "n_noise", 0)
         self.explores = self._n_noise > 0
 
-    def draw(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def draw(self, batch: Columns) -> dict[str, Any]:
         """Return the random numbers of an update."""
         forwards: list[Forward] = ["online", "target"]
         if self.cfg.double:
@@ -113,7 +111,7 @@ class QLearningPolicy(TDPolicy):
 
     def update(
         self,
-        batch: Mapping[str, Any],
+        batch: Columns,
         *,
         online: Inputs = _NOTHING,
         target: Inputs = _NOTHING,
@@ -122,10 +120,10 @@ class QLearningPolicy(TDPolicy):
         """Make one update; see :meth:`Policy.update`."""
         following = self.next_values(batch, target, choice)
         action = self.codec.to_raw(batch["action"])
-        output = self.model(batch["obs"], **online)
+        output: dict[str, torch.Tensor] = self.model(batch["obs"], **online)
         self.values_of(output, action.shape)
         loss, errors, logged = self.loss(batch, action, output, following)
-        norm = self.components["q"].step(loss)
+        norm = self.q.step(loss)
         outcome = {"total_loss": loss.detach(), **logged}
         if self.cfg.grad_clip_norm is not None:
             outcome["grad_norm"] = norm
@@ -134,7 +132,7 @@ class QLearningPolicy(TDPolicy):
         return outcome
 
     @torch.no_grad()
-    def next_values(self, batch: Mapping[str, Any], target: Inputs, choice: Inputs) -> torch.Tensor:
+    def next_values(self, batch: Columns, target: Inputs, choice: Inputs) -> torch.Tensor:
         """Return ``[B, …]``: what the target network says about the best next action.
 
         The best is the one with the highest value among the allowed ones: by the target network
@@ -142,13 +140,14 @@ class QLearningPolicy(TDPolicy):
         2016, equation 4).
         """
         next_obs = batch["next_obs"]
+        output: dict[str, torch.Tensor]
         if self.cfg.double:
             self.set_training(False)  # so that the choice updates no batch statistics
-            judge = self.model(next_obs, **choice)["logit"]
+            judge: torch.Tensor = self.model(next_obs, **choice)["logit"]
             self.set_training(True)
-            output = self.components["q"].target(next_obs, **target)
+            output = self.q.target(next_obs, **target)
         else:
-            output = self.components["q"].target(next_obs, **target)
+            output = self.q.target(next_obs, **target)
             judge = output["logit"]
         mask = mask_of(next_obs, batch.get("next_action_mask"))
         if mask is not None:
@@ -171,15 +170,16 @@ class QLearningPolicy(TDPolicy):
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
         """Refuse a network without what the algorithm learns; see :meth:`Policy.check_outputs`."""
         rows = self.rows_of(obs)
-        output = self.model(obs, **self.draw_inputs("online", rows[0], torch.Generator()))
+        inputs = self.draw_inputs("online", rows[0], torch.Generator())
+        output: dict[str, torch.Tensor] = self.model(obs, **inputs)
         logit = self.values_of(output, rows)
-        learned = named_outputs(output, self.learned)[self.learned]
+        learned: torch.Tensor = named_outputs(output, self.learned)[self.learned]
         if self.learned != "logit":
             with_rows(learned, (*logit.shape, "n"), what=self.learned)
 
     def loss(
         self,
-        batch: Mapping[str, Any],
+        batch: Columns,
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
         following: torch.Tensor,

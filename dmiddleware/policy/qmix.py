@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from dmiddleware.policy.component import Component
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
 from dmiddleware.rl import taken_rows, weighted_mean
+from dmiddleware.tree import Columns, Value
 
 __all__ = ["QMIXPolicy", "QMIXSettings", "VDNPolicy", "VDNSettings"]
 
@@ -42,15 +43,16 @@ class VDNPolicy(QLearningPolicy):
     several_agents: ClassVar[bool] = True
     act_inputs: tuple[str, ...] = ()  # masks are in the observations
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
         components = super().make_components()
         agent = getattr(self.model, "agent", None)
-        if agent is not None:
-            # Collectors need no mixing network.
-            components["q"].acts = False
-            components["agent"] = Component(agent, acts=True)
-        return components
+        if agent is None:
+            return components
+        # Collectors need no mixing network.
+        for component in components.values():
+            component.acts = False
+        return {**components, "agent": Component(agent, acts=True)}
 
     def values_of(self, output: Any, rows: Sequence[int | str]) -> torch.Tensor:
         """Return the action values of a network's output."""
@@ -59,16 +61,16 @@ class VDNPolicy(QLearningPolicy):
 
     def loss(
         self,
-        batch: Mapping[str, Any],
+        batch: Columns,
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
         following: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss; see :meth:`QLearningPolicy.loss`."""
-        q = self.components["q"]
-        value = q.target.mix(following, batch["next_obs"])
-        target = self.td_target({**batch, "reward": batch["reward"].mean(-1)}, value)
-        error = q.module.mix(taken_rows(output["logit"], action), batch["obs"]) - target
+        value = _mixed(self.q.target, following, batch["next_obs"])
+        columns: dict[str, Any] = {**batch, "reward": batch["reward"].mean(-1)}
+        target = self.td_target(columns, value)
+        error = _mixed(self.q.module, taken_rows(output["logit"], action), batch["obs"]) - target
         loss = weighted_mean(error.square(), batch.get("weight"))
         error, mean_target = error.detach(), target.mean()
         absolute = error.abs()
@@ -78,6 +80,12 @@ class VDNPolicy(QLearningPolicy):
             "td_error": absolute.mean(),
         }
         return loss, absolute, logged
+
+
+def _mixed(network: Any, q: torch.Tensor, obs: Value) -> torch.Tensor:
+    """Return ``[B]``, the team's values that a network mixes of its agents' ``[B, A]``."""
+    value: torch.Tensor = network.mix(q, obs)
+    return value
 
 
 class QMIXSettings(VDNSettings):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from dmiddleware.errors import StructureError
+from dmiddleware.model import RecurrentNetwork
 from dmiddleware.policy.actions import mask_of
+from dmiddleware.policy.component import Component
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
 from dmiddleware.policy.recurrent import Memory
@@ -25,7 +26,7 @@ from dmiddleware.rl import (
 )
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import Fraction, Whole
-from dmiddleware.tree import Batch, Nested, Value, index_rows, map_leaves
+from dmiddleware.tree import Batch, Columns, Nested, Value, index_rows, map_leaves
 
 __all__ = ["R2D2Policy", "R2D2Settings"]
 
@@ -79,6 +80,7 @@ class R2D2Policy(QLearningPolicy):
     """
 
     cfg: R2D2Settings
+    q: Component[RecurrentNetwork]
     model_type: ClassVar[str] = "recurrent_q_network"
 
     act_inputs: tuple[str, ...] = ("is_first", "prev_action", "prev_reward", "action_mask")
@@ -151,12 +153,12 @@ class R2D2Policy(QLearningPolicy):
             )
         return super().check_batch(batch)
 
-    def n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+    def n_learned_rows(self, batch: Columns) -> int:
         """Return over how many rows the loss is a mean."""
         # The loss is a mean over padding too, where it is 0.
         return int(batch["mask"][self.burn_in :].numel())
 
-    def update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
+    def update(self, batch: Columns, **drawn: Any) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
         cfg, start = self.cfg, self.burn_in
         action = self.codec.to_raw(batch["action"])[start:]
@@ -167,7 +169,7 @@ class R2D2Policy(QLearningPolicy):
         if "weight" in batch:
             weight = weight * batch["weight"]
         loss, td_error = td_loss(online[:-1], action, target, weight=weight, criterion="mse")
-        norm = self.components["q"].step(loss)
+        norm = self.q.step(loss)
         mean_target = _mean(target, mask)
         output = {
             "total_loss": loss.detach(),
@@ -181,7 +183,7 @@ class R2D2Policy(QLearningPolicy):
             output["priority"] = sequence_priority(td_error, mask, eta=cfg.priority_eta)
         return output
 
-    def _q_values(self, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _q_values(self, batch: Columns) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the values ``[L + 1, B, A]`` by the online and by the target network.
 
         These are the values of the observations of the ``L`` rows after the burn-in, and of the
@@ -199,7 +201,7 @@ class R2D2Policy(QLearningPolicy):
         start, state = self.burn_in, batch["state"]
         with torch.no_grad():
             by_target = self.memory.run(
-                obs, seen, state, network=self.components["q"].target, within_episode=True
+                obs, seen, state, network=self.q.target, within_episode=True
             )
             if start:
                 warm_up = index_rows(obs, slice(start)), index_rows(seen, slice(start))
@@ -210,7 +212,7 @@ class R2D2Policy(QLearningPolicy):
 
     @torch.no_grad()
     def _targets(
-        self, batch: Mapping[str, Any], online: torch.Tensor, target_network: torch.Tensor
+        self, batch: Columns, online: torch.Tensor, target_network: torch.Tensor
     ) -> torch.Tensor:
         """Return the targets ``[L, B]`` of the rows after the burn-in (section 2.3).
 

@@ -11,7 +11,7 @@ from torch import nn
 from dmiddleware.errors import PolicyError
 from dmiddleware.model import RecurrentNetwork
 from dmiddleware.policy.actions import ActionCodec
-from dmiddleware.tree import Nested
+from dmiddleware.tree import Columns, Nested
 
 __all__ = ["Memory"]
 
@@ -51,7 +51,7 @@ class Memory:
     def run(
         self,
         obs: Nested,
-        seen: Mapping[str, Any],
+        seen: Columns | Mapping[str, Any],
         state: torch.Tensor,
         *,
         network: RecurrentNetwork | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +13,7 @@ from dmiddleware.policy.network_outputs import value_output
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.ppo import PPOPolicy, PPOSettings
 from dmiddleware.policy.recurrent import Memory
-from dmiddleware.tree import Batch, Nested, Value, stack
+from dmiddleware.tree import Batch, Columns, Nested, Value, stack
 
 __all__ = ["RecurrentPPOPolicy", "RecurrentPPOSettings"]
 
@@ -94,7 +93,7 @@ class RecurrentPPOPolicy(PPOPolicy):
             )
         return batch
 
-    def learning_output(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def learning_output(self, batch: Columns) -> dict[str, torch.Tensor]:
         """Return the outputs for lanes, run from the state before their first row."""
         return self.memory.run(batch["obs"], batch, batch["state"][0])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,7 +16,7 @@ from dmiddleware.policy.temperature import Temperature
 from dmiddleware.rl import TanhGaussian, ensemble_td_loss
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import Fraction, Number, Positive
-from dmiddleware.tree import Value
+from dmiddleware.tree import Columns, Value
 
 __all__ = ["SACPolicy", "SACSettings"]
 
@@ -60,42 +59,40 @@ class SACPolicy(TDPolicy):
     """
 
     cfg: SACSettings
+    actor: Component[nn.Module]
+    critic: Component[nn.Module]
+    temperature: Component[Temperature]
     reports = (*TDPolicy.reports, "critic_loss", "policy_loss", "entropy", "alpha")
     model_type: ClassVar[str] = "actor_q"
-
     action_kinds: ClassVar[tuple[str, ...]] = ("continuous",)
 
-    def make_components(self) -> dict[str, Component]:
+    def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
-        cfg, rates = self.cfg, self.schedules
-        actor, critic = self.submodule("actor"), self.submodule("critic")
-        follow = TargetRule(1, cfg.target_tau)
-        tuned = adam(rates["learning_rate_alpha"]) if cfg.auto_alpha else None
+        cfg, follow = self.cfg, TargetRule(1, self.cfg.target_tau)
+        tuned = adam(cfg.learning_rate_alpha) if cfg.auto_alpha else None
         return {
-            "actor": Component(actor, adam(rates["learning_rate_policy"]), acts=True),
-            "critic": Component(critic, adam(rates["learning_rate_q"]), target=follow),
+            "actor": Component(self.submodule("actor"), adam(cfg.learning_rate_policy), acts=True),
+            "critic": Component(self.submodule("critic"), adam(cfg.learning_rate_q), target=follow),
             "temperature": Component(Temperature(cfg.alpha), tuned),
         }
 
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
         """Refuse an actor without draws, or critics of other actions."""
-        output = self.components["actor"].module(obs)
+        output: dict[str, Tensor] = self.actor.module(obs)
         self.codec.check_outputs(output, draws=True)
         self.value_of(obs, torch.zeros_like(output["mu"]))
 
-    def draw(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    def draw(self, batch: Columns) -> dict[str, Tensor]:
         """Return the random numbers of an update."""
         shape = self.codec.to_raw(batch["action"]).shape
         drawn = torch.randn(2, *shape, generator=self.learn_generator).to(self.device)
         return {"noise": drawn[0], "next_noise": drawn[1]}
 
     def update(
-        self, batch: Mapping[str, Any], *, noise: Tensor, next_noise: Tensor, **drawn: Tensor
+        self, batch: Columns, *, noise: Tensor, next_noise: Tensor, **drawn: Tensor
     ) -> dict[str, Tensor]:
         """Make one update; see :meth:`Policy.update`."""
-        parts = self.components
-        actor, critic, temperature = parts["actor"], parts["critic"], parts["temperature"]
-        log_alpha = temperature.module.log_alpha
+        log_alpha = self.temperature.module.log_alpha
         alpha = log_alpha.detach().exp()
 
         with torch.no_grad():
@@ -103,24 +100,24 @@ class SACPolicy(TDPolicy):
         critic_loss, td_error, logged = self.critic_loss_of(
             batch, next_action, bonus=-alpha * next_log_prob, **drawn
         )
-        critic.step(critic_loss)
+        self.critic.step(critic_loss)
 
         chosen, log_prob = self.draw_action(batch["obs"], noise)
         actor_loss = (alpha * log_prob - self.value_of(batch["obs"], chosen)).mean()
-        actor.step(actor_loss)
+        self.actor.step(actor_loss)
 
         output = {"total_loss": critic_loss + actor_loss, "critic_loss": critic_loss}
         output |= {"policy_loss": actor_loss, **logged, "entropy": -log_prob.mean(), "alpha": alpha}
         if self.cfg.auto_alpha:
-            wanted = self.cfg.target_entropy
-            wanted = -float(noise.shape[-1]) if wanted is None else wanted
-            temperature.step(-(log_alpha * (log_prob.detach() + wanted).mean()))
+            aim = self.cfg.target_entropy
+            aim = -float(noise.shape[-1]) if aim is None else aim
+            self.temperature.step(-(log_alpha * (log_prob.detach() + aim).mean()))
         if "weight" in batch or self.cfg.priority:
             output["priority"] = td_error
         return {name: value.detach() for name, value in output.items()}
 
     def critic_loss_of(
-        self, batch: Mapping[str, Any], next_action: Tensor, *, bonus: Tensor
+        self, batch: Columns, next_action: Tensor, *, bonus: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the critics' loss, the priorities ``[B]``, and what to log.
 
@@ -129,19 +126,17 @@ class SACPolicy(TDPolicy):
             next_action: ``[B, A]``, drawn for the next observations.
             bonus: ``[B]``, what the entropy adds to their values.
         """
-        critic = self.components["critic"]
         with torch.no_grad():
-            next_value = self.critics(critic.target, batch["next_obs"], next_action)
-            next_value = next_value.amin(0) + bonus
-        q = self.critics(critic.module, batch["obs"], self.codec.to_raw(batch["action"]))
-        target = self.td_target(batch, next_value)
+            next_q = self.critics(self.critic.target, batch["next_obs"], next_action)
+        q = self.critics(self.critic.module, batch["obs"], self.codec.to_raw(batch["action"]))
+        target = self.td_target(batch, next_q.amin(0) + bonus)
         loss, td_error = ensemble_td_loss(q, target, weight=batch.get("weight"))
         logged = {"q_value": q.mean(), "target_q_value": target.mean(), "td_error": td_error.mean()}
         return 0.5 * loss, td_error, logged
 
     def value_of(self, obs: Value, action: Tensor) -> Tensor:
         """Return ``[B]``, the value of actions ``[B, A]`` that the actor maximizes."""
-        return self.critics(self.components["critic"].module, obs, action).amin(0)
+        return self.critics(self.critic.module, obs, action).amin(0)
 
     def critics(self, critic: nn.Module, obs: Value, action: Tensor) -> Tensor:
         """Return ``[n_critics, B]``, the values of actions ``[B, A]`` by critics or targets."""
@@ -149,7 +144,7 @@ class SACPolicy(TDPolicy):
 
     def draw_action(self, obs: Value, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions ``[B, A]`` that noise makes of observations, and their log-densities."""
-        output = self.components["actor"].module(obs)
+        output: dict[str, Tensor] = self.actor.module(obs)
         distribution = TanhGaussian(output["mu"], output["sigma"])
         action = distribution.rsample(noise=noise)
         return action, distribution.log_prob(action)

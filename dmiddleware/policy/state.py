@@ -41,7 +41,7 @@ class PolicyState:
     def __init__(
         self,
         model: nn.Module,
-        components: Mapping[str, Component],
+        components: Mapping[str, Component[Any]],
         generators: Mapping[str, torch.Generator],
         owner: str,
     ) -> None:
@@ -86,7 +86,7 @@ class PolicyState:
             "target": {
                 name: model_state(one.target)
                 for name, one in self._components.items()
-                if one.target is not None
+                if one.has_target
             },
             "optimizer": optimizer_states(self._components),
             **self.generators(),
@@ -103,7 +103,7 @@ class PolicyState:
             entry_of(state, name) for name in ("target", "optimizer", "learning", *self._generators)
         )
         for name, one in self._components.items():
-            if one.target is not None:
+            if one.has_target:
                 check_model_state(one.target, entry_of(targets, name), f"target network of {name}")
             if one.optimizer is not None:
                 entry_of(optimizers, name)
@@ -112,7 +112,7 @@ class PolicyState:
         load_model_state(self._model, entry_of(state, "model"))
         self._load_others({**state.get("acting", {}), **others})
         for name, one in self._components.items():
-            if one.target is not None:
+            if one.has_target:
                 load_model_state(one.target, targets[name])
             if one.optimizer is not None:
                 one.load_optimizer(optimizers[name])
@@ -121,7 +121,7 @@ class PolicyState:
     def copy_targets(self) -> None:
         """Make the target networks copies of their modules, as after a load of their weights."""
         for one in self._components.values():
-            if one.target is not None:
+            if one.has_target:
                 one.target.load_state_dict(one.module.state_dict())
 
     def generators(self) -> dict[str, torch.Tensor]:
@@ -172,14 +172,14 @@ class PolicyState:
                 check_model_state(one.module, states[name], name)
 
 
-def component_state(component: Component) -> Any:
+def component_state(component: Component[Any]) -> Any:
     """Return a copy of the state of a component's module, or of its other object."""
     if component.is_module:
         return model_state(component.module)
     return component.module.state_dict()
 
 
-def load_component_state(component: Component, state: Mapping[str, Any], name: str) -> None:
+def load_component_state(component: Component[Any], state: Mapping[str, Any], name: str) -> None:
     """Restore what :func:`component_state` returned.
 
     Raises:
@@ -191,7 +191,7 @@ def load_component_state(component: Component, state: Mapping[str, Any], name: s
         component.module.load_state_dict(state)
 
 
-def optimizer_states(components: Mapping[str, Component]) -> dict[str, Any]:
+def optimizer_states(components: Mapping[str, Component[Any]]) -> dict[str, Any]:
     """Return a copy of the states of the optimizers, by the names of their components."""
     return {
         name: optimizer_state(one.optimizer)

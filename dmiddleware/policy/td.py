@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 
@@ -14,7 +13,7 @@ from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_settings import DiscountedSettings
 from dmiddleware.rl import td_target
 from dmiddleware.settings import Count
-from dmiddleware.tree import Batch
+from dmiddleware.tree import Batch, Columns
 
 __all__ = ["TD_COLUMNS", "TDPolicy", "TDSettings"]
 
@@ -58,7 +57,7 @@ class TDPolicy(Policy):
         """Number of steps that a bootstrapped target sums before it bootstraps."""
         return self.cfg.n_step
 
-    def td_target(self, batch: Mapping[str, Any], value: torch.Tensor) -> torch.Tensor:
+    def td_target(self, batch: Columns, value: torch.Tensor) -> torch.Tensor:
         """Return ``[B, …]``: ``reward + discount * value``, or ``reward`` at the end of an episode.
 
         Args:
@@ -100,13 +99,14 @@ class TDPolicy(Policy):
                 "NStepRewardEnhancer(policy) before the rows are pushed, or build the policy with "
                 "n_step=1"
             )
-        known = torch.tensor([0.0, *(gamma**k for k in range(n_step + 1))])
-        found = torch.unique(column.detach().cpu())
-        wrong = found[(found.unsqueeze(1) - known).abs().amin(1) > 1e-5].tolist()
-        if wrong:
+        factors = torch.tensor([0.0, *(float(gamma**k) for k in range(n_step + 1))])
+        discounts: torch.Tensor = torch.unique(column.detach().cpu())
+        distance = (discounts.unsqueeze(1) - factors).abs().amin(1)
+        wrong = discounts[distance > 1e-5]
+        if len(wrong):
             raise ConfigError(
-                f"the batch's column discount contains {wrong[0]:.6g}, which is not a power of "
-                f"this policy's discount {gamma} up to n_step={n_step}; set both in the "
+                f"the batch's column discount contains {float(wrong[0]):.6g}, which is not a power "
+                f"of this policy's discount {gamma} up to n_step={n_step}; set both in the "
                 "policy, and build the buffer with the policy's values"
             )
         self._discount_checked = True

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from dmiddleware.policy.ddpg import TD3Policy, TD3Settings
@@ -12,6 +9,7 @@ from dmiddleware.policy.obs_norm import DatasetNormSettings
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import Positive
+from dmiddleware.tree import Columns
 
 __all__ = ["TD3BCPolicy", "TD3BCSettings"]
 
@@ -41,9 +39,7 @@ class TD3BCPolicy(TD3Policy):
 
     cfg: TD3BCSettings
 
-    def actor_loss_of(
-        self, batch: Mapping[str, Any], chosen: torch.Tensor, q: torch.Tensor
-    ) -> torch.Tensor:
+    def actor_loss_of(self, batch: Columns, chosen: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """Return the loss of the actor."""
         scale = self.cfg.bc_alpha / q.detach().abs().mean()
         cloning = (chosen - self.codec.to_raw(batch["action"])).square().mean()

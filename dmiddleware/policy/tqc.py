@@ -14,7 +14,7 @@ from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.sac import SACPolicy, SACSettings
 from dmiddleware.rl import quantile_huber_loss, weighted_mean
 from dmiddleware.settings import Whole
-from dmiddleware.tree import Value
+from dmiddleware.tree import Columns, Value
 
 __all__ = ["TQCPolicy", "TQCSettings"]
 
@@ -66,19 +66,18 @@ class TQCPolicy(SACPolicy):
             )
 
     def critic_loss_of(
-        self, batch: Mapping[str, Any], next_action: torch.Tensor, *, bonus: torch.Tensor
+        self, batch: Columns, next_action: torch.Tensor, *, bonus: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss of the critics."""
-        critic = self.components["critic"]
         with torch.no_grad():
-            following = _quantiles(critic.target, batch["next_obs"], next_action)
+            following = _quantiles(self.critic.target, batch["next_obs"], next_action)
             self._check_quantiles(following.shape[2])
             n_critics, _, n_quantiles = following.shape
             n_kept = n_critics * (n_quantiles - self.cfg.n_dropped_quantiles)
             pooled = following.transpose(0, 1).flatten(1).sort(-1).values
             target = self.td_target(batch, pooled[:, :n_kept] + bonus[:, None])
         taken = self.codec.to_raw(batch["action"])
-        quantiles = _quantiles(critic.module, batch["obs"], taken)
+        quantiles = _quantiles(self.critic.module, batch["obs"], taken)
         losses = quantile_huber_loss(quantiles.flatten(0, 1), target.repeat(n_critics, 1))
         losses = losses.view(n_critics, -1).sum(0) / n_quantiles
         td_error = (target.mean(-1) - quantiles.detach().mean(-1)).abs().mean(0)
@@ -92,13 +91,13 @@ class TQCPolicy(SACPolicy):
 
     def value_of(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
         """Return the values of actions ``[B, A]`` that the actor maximizes."""
-        return _quantiles(self.components["critic"].module, obs, action).mean((0, 2))
+        return _quantiles(self.critic.module, obs, action).mean((0, 2))
 
 
 def _quantiles(critic: nn.Module, obs: Value, action: torch.Tensor) -> torch.Tensor:
     """Return ``[n_critics, B, N]``, the quantiles of the values of actions ``[B, A]``."""
-    found = critic(obs, action)
-    if found.shape[1:] == (len(action),):  # a value for each critic and row
+    quantiles: torch.Tensor = critic(obs, action)
+    if quantiles.shape[1:] == (len(action),):  # a value for each critic and row
         raise ConfigError(_NO_QUANTILES)
-    wanted = ("n_critics", len(action), "n_quantiles")
-    return with_rows(found, wanted, what="of the critics")
+    shape = ("n_critics", len(action), "n_quantiles")
+    return with_rows(quantiles, shape, what="of the critics")

@@ -22,7 +22,15 @@ from dmiddleware.errors import (
 from dmiddleware.policy.component import Component, broken_weights, take_flag
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.torch_private import compiler_traces_gradients
-from dmiddleware.tree import Batch, Value, as_tree, leaves, map_leaves
+from dmiddleware.tree import (
+    Batch,
+    Columns,
+    Value,
+    items_of,
+    leaves,
+    map_leaves,
+    with_columns,
+)
 
 __all__ = [
     "CHECK_EVERY",
@@ -40,8 +48,6 @@ CHECK_EVERY: Final = 100
 """Updates between two looks at whether steps on a GPU were skipped."""
 _FLAGS: Final = frozenset(("done", "terminated", "truncated", "is_first", "mask"))
 _SEEN: Final = frozenset(("obs", "next_obs"))
-
-Columns = Mapping[str, Any]
 
 
 class UpdateOutput(MutableMapping[str, Any]):
@@ -106,14 +112,14 @@ class UpdateRunner:
 
     Attributes:
         not_finite: a float32 scalar on the device, 1 after a step whose loss was not finite.
-        values: the present values of the schedules. Those that change are scalars on the device,
-            because a compiled update would not see a number change.
+        present: the settings that are schedules, with their present values. Those that change are
+            scalars on the device, because a compiled update would not see a number change.
     """
 
     def __init__(
         self,
         update: Callable[..., dict[str, Any]],
-        components: Mapping[str, Component],
+        components: Mapping[str, Component[Any]],
         schedules: Mapping[str, Schedule],
         *,
         device: str,
@@ -131,12 +137,15 @@ class UpdateRunner:
         self._compiled: Callable[..., dict[str, Any]] | None = None
         self._n_outputs = 0
         self.not_finite = torch.zeros((), device=device)
-        self.values: dict[str, Any] = {
-            path: schedule.start
-            if schedule.type == "constant"
-            else torch.tensor(schedule.start, device=device)
+        self._changing = {
+            path: torch.tensor(schedule.start, device=device)
             for path, schedule in schedules.items()
+            if not schedule.is_constant
         }
+        self.present: list[tuple[Schedule, float | torch.Tensor]] = [
+            (schedule, self._changing.get(path, schedule.start))
+            for path, schedule in schedules.items()
+        ]
         if reducer is not None and "" not in in_model.values():
             reducer.close()  # its hooks expect that backward reaches the whole model
         for name, component in components.items():
@@ -158,9 +167,6 @@ class UpdateRunner:
             path: schedule.start
             for path, schedule in schedules.items()
             if not path.startswith("learning_rate")
-        }
-        self._changing = {
-            path: value for path, value in self.values.items() if isinstance(value, torch.Tensor)
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -256,7 +262,7 @@ class UpdateRunner:
 
 
 def non_finite_error(
-    output: Mapping[str, Any], batch: Batch, components: Mapping[str, Component], *, user: str
+    output: Mapping[str, Any], batch: Batch, components: Mapping[str, Component[Any]], *, user: str
 ) -> DMiddlewareError:
     """Return the error for a batch whose loss or gradient is not finite.
 
@@ -316,19 +322,14 @@ def standard_columns(batch: Batch) -> Batch:
     Numbers are float32, and flags are bool, also in data that was made by hand or stored in other
     types. Observations are left to the networks, which convert them, and integers stay integers.
     """
-    columns: dict[str, Any] = dict(batch.items())
     changed = {}
-    for name, column in columns.items():
+    for name, column in items_of(batch):
         if name in _SEEN or isinstance(column, list):
             continue
         standard = _standard(name, column)
         if standard is not column:
             changed[name] = standard
-    if not changed:
-        return batch
-    lists = {name: column for name, column in columns.items() if isinstance(column, list)}
-    tensors = {name: column for name, column in columns.items() if name not in lists}
-    return as_tree({**tensors, **changed}, lists=lists)
+    return with_columns(batch, **changed) if changed else batch
 
 
 def _standard(name: str, column: Value) -> Value:

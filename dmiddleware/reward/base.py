@@ -13,6 +13,7 @@ from dmiddleware.data import minibatches, n_minibatches, select_columns
 from dmiddleware.errors import CheckpointMismatch, NonFiniteLoss
 from dmiddleware.policy import Component
 from dmiddleware.policy.component import broken_weights, take_flag
+from dmiddleware.policy.component_attributes import set_components
 from dmiddleware.policy.state import (
     check_model_state,
     component_state,
@@ -42,7 +43,7 @@ class RowLearner(ABC):
 
     def __init__(
         self,
-        components: Mapping[str, Component],
+        components: Mapping[str, Component[Any]],
         *,
         batch_size: int,
         epochs: int,
@@ -59,6 +60,7 @@ class RowLearner(ABC):
             if isinstance(component.module, nn.Module):
                 component.module.to(self._device)
             component.prepare(not_finite=self._not_finite)
+        set_components(self, self.components)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -169,7 +171,9 @@ class RewardModel(RowLearner):
     Both receive the columns that ``columns`` names, on the device.
 
     Args:
-        components: modules with their optimizers, and other objects with a state, by name.
+        components: modules with their optimizers, and other objects with a state, by name. Those
+            that the class declares by an annotation, such as ``net: Component[nn.Module]``, become
+            attributes.
         batch_size: rows per update.
         epochs: passes over the collected rows.
         device: the device of the components.

@@ -19,7 +19,7 @@ from dmiddleware.reward.intrinsic import settings_of
 from dmiddleware.rl import with_advantages
 from dmiddleware.seeding import derive_seed
 from dmiddleware.torch_seeding import torch_seeded
-from dmiddleware.tree import Batch, as_tree, to_device
+from dmiddleware.tree import Batch, as_tree, to_device, with_columns
 
 __all__ = ["IntrinsicCritic"]
 
@@ -51,6 +51,7 @@ class IntrinsicCritic(RowLearner):
         SpaceError: if the shape is, or an image is too small for the convolutions.
     """
 
+    critic: Component[nn.Sequential]
     columns: ClassVar[tuple[str, ...]] = ("obs", "learned_return")
 
     def __init__(
@@ -167,16 +168,15 @@ class IntrinsicCritic(RowLearner):
             discount=self._discount,
             gae_lambda=self._gae_lambda,
         )
-        columns = {"learned_adv": estimated["adv"], "learned_return": estimated["ret"]}
-        return as_tree({**dict(rows.items()), **columns})
+        return with_columns(rows, learned_adv=estimated["adv"], learned_return=estimated["ret"])
 
     def _value(self, obs: Any) -> torch.Tensor:
         """Return ``[N]``."""
-        value: torch.Tensor = self.components["critic"].module(self._obs_norm(obs))
+        value: torch.Tensor = self.critic.module(self._obs_norm(obs))
         return value.squeeze(-1)
 
     def update_minibatch(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Learn from rows ``[B, …]``; return scalars to log."""
         loss = (self._value(batch["obs"]) - batch["learned_return"]).square().mean()
-        self.components["critic"].step(loss)
+        self.critic.step(loss)
         return {"value_loss": loss}

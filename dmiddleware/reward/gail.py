@@ -100,6 +100,7 @@ class GAIL(RewardModel):
         NotEnoughData: if there are none.
     """
 
+    discriminator: Component[nn.Module]
     columns: ClassVar[tuple[str, ...]] = ("obs", "action")
     learns_first: ClassVar[bool] = True
 
@@ -180,7 +181,7 @@ class GAIL(RewardModel):
         drawn = drawn.to(self._device)
         policy, expert = self._logit(batch), self._logit(index_rows(self._expert, drawn))
         loss = -F.logsigmoid(policy).mean() - F.logsigmoid(-expert).mean()
-        self.components["discriminator"].step(loss)
+        self.discriminator.step(loss)
         return {
             "discriminator_loss": loss,
             "policy_accuracy": (policy > 0).float().mean(),
@@ -188,7 +189,7 @@ class GAIL(RewardModel):
         }
 
     def _logit(self, batch: Batch) -> torch.Tensor:
-        logit: torch.Tensor = self.components["discriminator"].module(batch["obs"], batch["action"])
+        logit: torch.Tensor = self.discriminator.module(batch["obs"], batch["action"])
         return logit
 
 

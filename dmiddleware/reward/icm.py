@@ -78,6 +78,7 @@ class ICM(IntrinsicReward):
         True
     """
 
+    curiosity: Component[nn.ModuleDict]
     columns: ClassVar[tuple[str, ...]] = ("obs", "action", "next_obs")
 
     def __init__(
@@ -101,7 +102,7 @@ class ICM(IntrinsicReward):
         self._beta = beta
         self._codec = ActionCodec.for_space(action_space)
 
-        def make_components() -> dict[str, Component]:
+        def make_components() -> dict[str, Component[Any]]:
             encoder = make_encoder(obs_shape, hidden_sizes, conv_layers=conv_layers)
             width = encoder.out_features
             models = {
@@ -152,23 +153,16 @@ class ICM(IntrinsicReward):
         action = self._actions(batch)
         phi, next_phi = self._phi(batch["obs"]), self._phi(batch["next_obs"])
         forward_loss = self._forward_error(phi, next_phi, action).mean()
-        guess = self._models["inverse_model"](torch.cat([phi, next_phi], -1))
+        guess = self.curiosity.module["inverse_model"](torch.cat([phi, next_phi], -1))
         if self._n_choices:
             inverse_loss = F.cross_entropy(guess, action)
         else:
             inverse_loss = F.mse_loss(guess, action)
-        self.components["curiosity"].step(
-            (1 - self._beta) * inverse_loss + self._beta * forward_loss
-        )
+        self.curiosity.step((1 - self._beta) * inverse_loss + self._beta * forward_loss)
         return {"forward_loss": forward_loss, "inverse_loss": inverse_loss}
 
-    @property
-    def _models(self) -> nn.ModuleDict:
-        models: nn.ModuleDict = self.components["curiosity"].module
-        return models
-
     def _phi(self, obs: Value) -> torch.Tensor:
-        features: torch.Tensor = self._models["encoder"](self._normalized(obs))
+        features: torch.Tensor = self.curiosity.module["encoder"](self._normalized(obs))
         return features
 
     def _forward_error(
@@ -178,7 +172,7 @@ class ICM(IntrinsicReward):
         if self._n_choices:
             action = F.one_hot(action, self._n_choices).to(phi.dtype)
         errors: torch.Tensor = (
-            self._models["forward_model"](torch.cat([phi, action], -1)) - next_phi
+            self.curiosity.module["forward_model"](torch.cat([phi, action], -1)) - next_phi
         )
         return 0.5 * errors.square().sum(-1)
 

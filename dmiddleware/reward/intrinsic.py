@@ -48,7 +48,7 @@ class IntrinsicReward(RewardModel):
     def __init__(
         self,
         obs_shape: ObsShape,
-        make_components: Callable[[], Mapping[str, Component]],
+        make_components: Callable[[], Mapping[str, Component[Any]]],
         *,
         settings: Mapping[str, Any],
         discount: float = 0.99,

@@ -64,6 +64,8 @@ class RND(IntrinsicReward):
         True
     """
 
+    target: Component[nn.Module]
+    predictor: Component[nn.Module]
     columns: ClassVar[tuple[str, ...]] = ("next_obs",)
 
     def __init__(
@@ -84,7 +86,7 @@ class RND(IntrinsicReward):
             head = MLP(width, [width] * n_more, out_features=embedding_size, init="orthogonal")
             return nn.Sequential(encoder, head)
 
-        def make_components() -> dict[str, Component]:
+        def make_components() -> dict[str, Component[Any]]:
             return {
                 "target": Component(network(0).requires_grad_(False)),
                 "predictor": Component(network(2), adam(learning_rate)),
@@ -123,8 +125,8 @@ class RND(IntrinsicReward):
         """Return ``[N]``, the mean squared error of each row's embedding."""
         obs = self._normalized(batch["next_obs"])
         with torch.no_grad():
-            target = self.components["target"].module(obs)
-        errors: torch.Tensor = self.components["predictor"].module(obs) - target
+            target: torch.Tensor = self.target.module(obs)
+        errors: torch.Tensor = self.predictor.module(obs) - target
         return errors.square().mean(-1)
 
     def reward_of(self, batch: Batch) -> torch.Tensor:
@@ -134,5 +136,5 @@ class RND(IntrinsicReward):
     def update_minibatch(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Learn from rows ``[B, …]``; return scalars to log."""
         loss = self._errors(batch).mean()
-        self.components["predictor"].step(loss)
+        self.predictor.step(loss)
         return {"loss": loss}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dmiddleware.rl.returns import discounted_return, gae, nstep_return, take_rows
-from dmiddleware.tree import Batch, as_tree, index_rows, map_leaves
+from dmiddleware.tree import Batch, Columns, index_rows, map_leaves, with_columns
 
 __all__ = ["episode_cuts", "with_advantages", "with_nstep_returns", "with_returns_to_go"]
 
@@ -41,7 +41,7 @@ def with_nstep_returns(rows: Batch, *, n: int, discount: float) -> Batch:
         for name in ("next_obs", "next_action_mask")
         if name in rows
     }
-    return _with(
+    return with_columns(
         rows,
         reward=summed.reward,
         **successors,
@@ -101,7 +101,7 @@ def with_advantages(
         discount=discount,
         gae_lambda=gae_lambda,
     )
-    return _with(rows, reward=reward, adv=adv, ret=ret)
+    return with_columns(rows, reward=reward, adv=adv, ret=ret)
 
 
 def with_returns_to_go(rows: Batch) -> Batch:
@@ -127,10 +127,10 @@ def with_returns_to_go(rows: Batch) -> Batch:
     starts = torch.ones_like(cut)
     starts[1:] = cut[:-1]
     first = place.masked_fill(~starts, 0).cummax(0).values
-    return _with(rows, return_to_go=ret.float(), timestep=place - first)
+    return with_columns(rows, return_to_go=ret.float(), timestep=place - first)
 
 
-def episode_cuts(rows: Batch | Mapping[str, Any]) -> torch.Tensor:
+def episode_cuts(rows: Columns) -> torch.Tensor:
     """Return which rows are not followed by the next step of their episode.
 
     Args:
@@ -145,7 +145,3 @@ def episode_cuts(rows: Batch | Mapping[str, Any]) -> torch.Tensor:
         # An episode that a failing env cut short has no row with done.
         cut[:-1] |= rows["episode_id"][1:] != rows["episode_id"][:-1]
     return cut
-
-
-def _with(rows: Batch, **columns: Any) -> Batch:
-    return as_tree({**dict(rows.items()), **columns})

@@ -114,7 +114,9 @@ class Router:
             check_address(listen, any_port=True)
         if advertise:
             check_address(advertise)
-        reachable = next((one for one in (listen, advertise) if one and not is_loopback(one)), "")
+        reachable = next(
+            (address for address in (listen, advertise) if address and not is_loopback(address)), ""
+        )
         if reachable and key is None:
             raise TopologyError(
                 f"{reachable} can be reached from other hosts, but the router has no key; give all "
@@ -243,7 +245,7 @@ class Router:
             return
         check_address(new)
         self._check_process()
-        self._dial_addresses = tuple(one for one in self._dial_addresses if one != old)
+        self._dial_addresses = tuple(address for address in self._dial_addresses if address != old)
         self._connections.stop_dialing(old)
         self.dial(new)
 
@@ -366,7 +368,7 @@ class Router:
             self._note_subscription(name, active)
             if self._node.accepting:
                 self._node.subscriptions.subscribe(
-                    name for name, wanted in self._subscribed.items() if wanted
+                    name for name, is_active in self._subscribed.items() if is_active
                 )
         self._check_held()
         self._engine.flush()
@@ -484,8 +486,8 @@ class Router:
             self._engine.fail(refusals[0])
             raise refusals[0] from None
         with self._engine.lock:
-            known = [peer for peer in self._connected() if peer.has_announced]
-            return not known or any(peer.ready_for <= task for peer in known)
+            peers = [peer for peer in self._connected() if peer.has_announced]
+            return not peers or any(peer.ready_for <= task for peer in peers)
 
     def peer_tasks(self, sign: str) -> dict[int, PeerTask]:
         """Return in which of their tasks the connected peers are, by node id.
@@ -523,13 +525,13 @@ class Router:
         Names are ``event/<name>/<attribute>`` and ``node<id>/<attribute>``.
         """
         counted: list[tuple[str, EventTraffic | PeerTraffic]] = [
-            *((f"event/{name}", one) for name, one in self.traffic().items()),
-            *((f"node{number}", one) for number, one in self.peer_traffic().items()),
+            *((f"event/{name}", traffic) for name, traffic in self.traffic().items()),
+            *((f"node{number}", traffic) for number, traffic in self.peer_traffic().items()),
         ]
         return {
             f"{prefix}/{name}": float(value)
-            for prefix, one in counted
-            for name, value in asdict(one).items()
+            for prefix, traffic in counted
+            for name, value in asdict(traffic).items()
         }
 
     def _note_subscription(self, name: str, active: bool) -> None:
@@ -538,9 +540,9 @@ class Router:
         if number > self._newest_task:
             self._newest_task = number
             self._subscribed = {
-                other: wanted
-                for other, wanted in self._subscribed.items()
-                if base_name(other) == READY_EVENT
+                event: is_active
+                for event, is_active in self._subscribed.items()
+                if base_name(event) == READY_EVENT
             }
         if number < self._newest_task and not active:
             self._subscribed.pop(name, None)
@@ -548,7 +550,7 @@ class Router:
             self._subscribed[name] = active
 
     def _connected(self) -> list[Peer]:
-        return [self._node.peers[one.node_id] for one in self._node.connected_peers()]
+        return [self._node.peers[identity.node_id] for identity in self._node.connected_peers()]
 
     def _have_peers_announced(self) -> bool:
         return all(peer.has_announced for peer in self._connected())
@@ -664,14 +666,14 @@ class Router:
     def _wait_for(
         self,
         count: int,
-        found: Callable[[], set[str]],
+        matching: Callable[[], set[str]],
         timeout_s: float,
         state: str = "became ready",
     ) -> list[Identity]:
         engine = self._engine
 
         def done() -> bool:
-            return engine.fatal is not None or len(found()) >= count
+            return engine.fatal is not None or len(matching()) >= count
 
         with engine.lock:
             engine.clock.wait_for(engine.members, done, timeout_s)
@@ -679,13 +681,13 @@ class Router:
                 raise engine.fatal
             if done():
                 return self._node.connected_peers()
-            raise self._not_in_time(count, found(), timeout_s, state)
+            raise self._not_in_time(count, matching(), timeout_s, state)
 
     def _not_in_time(
-        self, count: int, found: Collection[str], timeout_s: float, state: str = "became ready"
+        self, count: int, matching: Collection[str], timeout_s: float, state: str = "became ready"
     ) -> WaitTimeout:
         connected = sorted(int(identity.node_id) for identity in self._node.connected_peers())
-        ready = sorted(map(int, found))
+        ready = sorted(map(int, matching))
         refusals = [f"; {address}: {error}" for address, error in self._engine.refusals.items()]
         return WaitTimeout(
             f"expected {count} peers within {timeout_s:g} s, but only {len(connected)} connected "

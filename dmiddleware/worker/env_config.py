@@ -13,12 +13,12 @@ from dmiddleware.classic.config import (
     Option,
     Range,
     anything,
-    at_least,
     count,
     mapping,
     merge_config,
     optional,
     text,
+    whole,
 )
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
@@ -62,7 +62,7 @@ _ENV: Final[Mapping[str, Any]] = {
         "step_timeout": Option(None, anything, "seconds that a step may take"),
         "reset_timeout": Option(None, anything, "seconds that a reset may take"),
     },
-    "seed": Option(None, optional(at_least(0, whole=True)), "seed of the envs"),
+    "seed": Option(None, optional(whole), "seed of the envs"),
     "env_num": Option(None, _optional_count, "envs of collector and evaluator each"),
     "collector_env_num": Option(None, _optional_count, "envs of the collector"),
     "evaluator_env_num": Option(None, _optional_count, "envs of the evaluator"),

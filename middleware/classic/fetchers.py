@@ -70,6 +70,10 @@ class OffPolicyDataFetcher(BaseMiddleware[RLContext]):
         self.snapshot_parts = {"buffer": buffer}
         self.settings = {"batch_size": batch_size, "learn_start": self._start}
 
+    def bind(self, chain: ChainView) -> None:
+        """Take the limits of the chain, which schedules by progress depend on."""
+        self._counters.bind(chain)
+
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Refuse schedules of the buffer by a counter that the chain does not have."""
         return self._counters.preflight(chain)

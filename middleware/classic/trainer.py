@@ -37,17 +37,24 @@ class Trainer(PolicyUpdater[RLContext]):
 
     reads = ("train_data", "train_iter")
 
+    def bind(self, chain: ChainView) -> None:
+        """Give the policy's discount to the buffers of the chain."""
+        super().bind(chain)
+        for buffer in _drawn_from(chain):
+            if isinstance(buffer, ReplayBuffer):
+                bind_to_policy(buffer, self._mode)
+
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject data whose n-step length or discount is not the policy's."""
         yield from super().preflight(chain)
-        drawn = [store for one in chain.declarations for store in one.draws_from]
+        drawn = _drawn_from(chain)
         if not drawn:
             yield from n_step_problems(None, self._mode, chain)
         for buffer in drawn:
             if not isinstance(buffer, ReplayBuffer):
                 continue
             try:
-                bind_to_policy(buffer, self._mode)
+                bind_to_policy(buffer, self._mode)  # which compares
             except ConfigError as error:
                 yield str(error)
             else:
@@ -64,6 +71,10 @@ class Trainer(PolicyUpdater[RLContext]):
                     f"{type(self).__name__} makes one update in a step; use MultistepTrainer"
                 )
             ctx.train_output = outputs[0]
+
+
+def _drawn_from(chain: ChainView) -> list[object]:
+    return [store for declares in chain.declarations for store in declares.draws_from]
 
 
 class MultistepTrainer(Trainer):

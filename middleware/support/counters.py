@@ -33,17 +33,20 @@ class RunCounters:
         self.needed = always or bool(self._schedules)
         self._limits: dict[str, float] = {}
 
+    def bind(self, chain: ChainView) -> None:
+        """Take the limits of the chain."""
+        self._limits = _counted_limits(chain)
+
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Take the limits of the chain; refuse schedules by a counter that it does not have."""
-        limits = limits_of(chain)
-        self._limits = {name: limits[name] for name in limits if name != "time_s"}
+        """Refuse schedules by a counter that the chain does not have."""
+        has_limits = bool(_counted_limits(chain))
         for name, schedule in self._schedules.items():
             if schedule.by == "env_step" and not isinstance(chain.context, OnlineRLContext):
                 yield (
                     f"{name} is scheduled by env_step, which {type(chain.context).__name__} does "
                     "not count; schedule it by update or progress"
                 )
-            if schedule.by == "progress" and not self._limits:
+            if schedule.by == "progress" and not has_limits:
                 yield (
                     f"{name} is scheduled by progress, but nothing says how long the run is; add "
                     "TerminationChecker(max_env_step=...), or schedule it by env_step or update"
@@ -57,3 +60,8 @@ class RunCounters:
             progress = min(max(parts), 1.0)
         env_step = ctx.env_step if isinstance(ctx, OnlineRLContext) else None
         return Counters(env_step, ctx.train_iter, progress)
+
+
+def _counted_limits(chain: ChainView) -> dict[str, float]:
+    """Return the limits of a chain that are counters of a context, by their names."""
+    return {name: limit for name, limit in limits_of(chain).items() if name != "time_s"}

@@ -30,7 +30,7 @@ class Sum:
     """Adds up a random number in each step, and counts how often the run was started.
 
     If the current folder has the file ``hold``, the first start waits in a step until it is stopped
-    or a peer has left and another has taken its place.
+    or a peer has left and is back.
     """
 
     roles = ("learner",)
@@ -49,7 +49,7 @@ class Sum:
 
     def __call__(self, ctx: Counters) -> None:
         if (self.steps, self.starts) == (HELD_AT, 1) and Path("hold").exists():
-            for event in ("node.left", "node.joined"):
+            for event in ("node.left", "node.rejoined"):
                 ctx.task.wait_for(event, DEADLINE_S)
         self.total += random.random()
         self.steps += 1

@@ -40,6 +40,7 @@ def new_pages(how: str) -> int:
     return int(run.stdout)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc adapts")
 @pytest.mark.parametrize("how", ["call", "learn"])
 def test_freed_memory_is_used_again(how: str) -> None:

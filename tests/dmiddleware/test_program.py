@@ -38,6 +38,7 @@ def test_the_versions_name_what_computes() -> None:
     assert {"python", "torch", "gymnasium", "dmiddleware"} <= versions().keys()
 
 
+@pytest.mark.process
 def test_the_state_of_the_code_is_its_commit_and_whether_files_differ(tmp_path: Path) -> None:
     def git(*words: str) -> str:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")

@@ -350,6 +350,7 @@ def test_plain_values_are_what_yaml_can_write() -> None:
     }
 
 
+@pytest.mark.process
 def test_settings_of_a_program_are_sent_to_a_process_by_value() -> None:
     program = (
         "import dmiddleware.settings as s, cloudpickle\n"
@@ -366,6 +367,7 @@ def test_settings_of_a_program_are_sent_to_a_process_by_value() -> None:
     assert describe(cls)[0].default == 2
 
 
+@pytest.mark.process
 def test_declaring_settings_does_not_import_pydantic() -> None:
     program = (
         "import sys, dmiddleware.settings as s\n"

@@ -131,7 +131,6 @@ def test_the_signature_has_the_fields() -> None:
 
 CHECKED = """
 from dmiddleware.settings import Count, Settings, TakesSettings, Whole, takes_options
-from tests.type_checker import type_check
 
 class CollectorSettings(Settings):
     n_sample: Count
@@ -154,6 +153,7 @@ Collector.of(settings, "dqn", "2")
 """
 
 
+@pytest.mark.process
 def test_a_type_checker_knows_the_fields(tmp_path: Path) -> None:
     found = type_check(CHECKED, tmp_path)
     assert found == [

@@ -76,6 +76,7 @@ def test_a_module_with_a_hook_is_called_also_with_private_torch() -> None:
     assert layer.n_calls == 2
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("value", "n_calls"), mostly_slow([("0", "1"), (None, "0"), ("1", "0")], keep=1)
 )

@@ -25,6 +25,7 @@ from dmiddleware.tree import (
     to_device,
     to_dict,
     to_numpy,
+    with_columns,
 )
 
 
@@ -372,3 +373,13 @@ def test_batches_move_to_the_gpu_and_into_buffers_from_there():
     buffer = TensorBuffer(6)
     buffer.push(tree)
     assert buffer.get(range(6)).obs.a.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_columns_are_added_to_a_batch_or_replaced():
+    batch = as_tree({"items": torch.ones(2), "obs": {"a": torch.zeros(2)}}, lists={"text": [1, 2]})
+    changed = with_columns(batch, reward=np.zeros(2), obs=torch.ones(2))
+    assert set(changed) == {"items", "obs", "reward", "text"}
+    assert changed["obs"].tolist() == [1, 1]
+    assert changed["text"] == [1, 2]
+    assert "reward" not in batch
+    assert with_columns(batch, text=torch.ones(2))["text"].tolist() == [1, 1]

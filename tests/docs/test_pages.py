@@ -26,13 +26,19 @@ from tests.variants import mostly_slow
 
 PAGES = pages()
 WITH_CODE = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
-# These stand for the pages of the other algorithms, whose code differs from theirs in few lines.
-ALGORITHMS = ("index", "dqn", "ppo", "iql", "behavior-cloning", "gail", "ippo", "self-play")
-QUICK = [
-    at
-    for at, page in enumerate(WITH_CODE)
-    if page.parent.name != "algorithms" or page.stem in ALGORITHMS
-]
+# These run in `make test`: the first page, one of each kind, and all options of a block.
+QUICK = (
+    "README.md",
+    "docs/algorithms/dqn.md",
+    "docs/classic.md",
+    "docs/guide/context.md",
+    "docs/guide/distributed.md",
+    "docs/guide/environments.md",
+    "docs/guide/policies.md",
+    "docs/guide/writing-middleware.md",
+    "docs/howto/custom-policy.md",
+    "docs/howto/testing-distributed.md",
+)
 OUTPUT = doctest.OutputChecker()
 # Long messages are wrapped on the page, and "..." replaces parts that differ from run to run.
 OUTPUT_FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -76,7 +82,9 @@ def is_installed(block: Block) -> bool:
     return needed is None or "CI" in os.environ or importlib.util.find_spec(needed) is not None
 
 
-@pytest.mark.parametrize("path", mostly_slow(WITH_CODE, keep=QUICK), ids=name)
+@pytest.mark.parametrize(
+    "path", mostly_slow(WITH_CODE, keep=[WITH_CODE.index(ROOT / page) for page in QUICK]), ids=name
+)
 def test_code_blocks_of_a_page_run_in_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # As in a program: definitions in __main__ are sent to other processes by value.

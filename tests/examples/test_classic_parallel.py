@@ -16,9 +16,11 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 ROLES = "coordinator=1,learner=1,collector=2"
-# With torch imported here, ditask loads it once and not in each node.
+# ditask loads what is imported here once, and not in each node.
 PROGRAM = """
 import torch
+import dmiddleware.classic
+import dmiddleware.worker
 
 from examples import classic_parallel
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from typing import Any
 
 from dmiddleware.errors import RouterStateError
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
 from tests.accepting import accepting
+from tests.waiting import wait_until
 
 DEADLINE_S = 10.0
 
@@ -30,8 +30,7 @@ def fork(address: str) -> str:
             accepting(lambda name, args, kwargs: arrived.set() if name == "e" else None, waits=True)
         )
         receiver.subscribe("e", active=True)
-        while not sender.subscribers("e"):
-            time.sleep(0.01)
+        wait_until(lambda: sender.subscribers("e"), "the subscription", deadline_s=DEADLINE_S)
         sender.emit(Event("e"), (1,), {})
         assert arrived.wait(DEADLINE_S)
         child = os.fork()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -9,7 +10,6 @@ import re
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,10 +64,10 @@ def killed_run(
             ended_early = 0
             for number in range(kills):
                 if number % 4 == 3:
-                    time.sleep(rng.uniform(0.0, _START_S))
+                    run.go_on(rng.uniform(0.0, _START_S))
                 else:
                     run.await_snapshot()
-                    time.sleep(rng.uniform(0.0, _LATER_S))
+                    run.go_on(rng.uniform(0.0, _LATER_S))
                 ended_early += run.kill()
                 run.resume()
             code, last = run.end(), run.output()
@@ -147,16 +147,16 @@ class _Killed:
 
         wait_until(found, f"a snapshot; {self.output()}", deadline_s=_SNAPSHOT_S)
 
+    def go_on(self, seconds: float) -> None:
+        """Let it run for so long, or until it ends."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
     def kill(self) -> bool:
         """Kill all processes, and return whether the run had ended before."""
         ended = self._process is not None and self._process.poll() is not None
-        while left := self.left():
-            for pid in left:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            time.sleep(0.01)
+        wait_until(self._are_dead, "the killed processes to end", deadline_s=_END_S)
         if self._process is not None:
             self._process.wait(_START_S)
         return ended
@@ -180,6 +180,14 @@ class _Killed:
     def output(self) -> str:
         """Return the last line of the launcher's output."""
         return self._log.read_text(errors="replace").strip().rpartition("\n")[2]
+
+    def _are_dead(self) -> bool:
+        """Kill the processes that run; return whether there were none."""
+        left = self.left()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
 
     def _newest(self) -> Path | None:
         return max((self.folder / "runs/run/snapshots").glob("step_*"), default=None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-import time
+import threading
 from pathlib import Path
 
 from dmiddleware import Context, Task
@@ -22,7 +23,7 @@ def main() -> None:
             if ctx.total_step == 0:
                 _note("node", os.getpid())
             print("step", ctx.total_step, flush=True)
-            time.sleep(0.001)
+            threading.Event().wait(0.001)  # the work of a step
 
         task.use(step).run()
         Path(f"ended.{os.getpid()}").write_text(task.stop_reason or "")
@@ -33,7 +34,7 @@ def _start_daemon() -> None:
         os.setsid()
         if os.fork() == 0:
             _note("daemon", os.getpid())
-            time.sleep(600)
+            signal.pause()
         os._exit(0)
     os.wait()
 

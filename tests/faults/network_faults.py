@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 import time
 from collections.abc import Iterator
 
@@ -48,7 +49,7 @@ def cut_connections(transport: str, *, times: int, size: int = 4096) -> FaultRes
                 for _ in range(min(left, rng.choice((1, 1, 3, 10)))):
                     relay.cut(rng.choice((1, None)))
                     left -= 1
-                    time.sleep(rng.choice((0.0, 0.01, 0.05, 0.2)))
+                    threading.Event().wait(rng.choice((0.0, 0.01, 0.05, 0.2)))
                 at = time.monotonic()
                 flows += [
                     process.await_line("got", since=at)[1] - at for process in (learner, collector)

@@ -190,7 +190,7 @@ class _Node:
             sender, start, number, checksum, payload = args
             whole = zlib.crc32(payload) == checksum and _number_in(payload) == number
             if self._spec.slow_s:
-                time.sleep(self._spec.slow_s)
+                threading.Event().wait(self._spec.slow_s)
             self._write("got", name, sender, start, number, whole)
 
     def _send(self) -> None:

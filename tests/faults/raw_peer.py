@@ -20,6 +20,7 @@ from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import encode_event, frame_contents
 from dmiddleware.router.wire.frame import Frame, FrameType, OutgoingFrame, encode_frame, type_of
+from tests.waiting import wait_until
 
 __all__ = ["RawPeer", "Stranger", "valid_frames"]
 
@@ -46,12 +47,12 @@ class RawPeer(Closing):
         if address.startswith("ipc://"):
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.settimeout(timeout_s)
-            deadline = time.monotonic() + timeout_s
-            # The listener's queue may be full.
-            while self._socket.connect_ex(address.removeprefix("ipc://")) == errno.EAGAIN:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"{address} accepts no more connections")
-                time.sleep(0.001)
+            path = address.removeprefix("ipc://")
+            wait_until(
+                lambda: self._socket.connect_ex(path) != errno.EAGAIN,
+                f"room in the queue of {address}",
+                deadline_s=timeout_s,
+            )
         else:
             host, _, port = address.partition("://")[2].rpartition(":")
             self._socket = socket.create_connection((host, int(port)), timeout_s)

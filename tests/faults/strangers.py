@@ -11,6 +11,7 @@ from tests.faults.delivery_faults import MB, Peak
 from tests.faults.fault_result import FaultResult
 from tests.faults.process_cluster import Cluster, Process, cluster
 from tests.faults.raw_peer import Stranger
+from tests.waiting import wait_until
 
 __all__ = ["memory_hogs", "silence", "unread_replies"]
 
@@ -40,10 +41,15 @@ def silence(transport: str, *, connections: int = 300) -> FaultResult:
                 peer.write(start[: number % 20])
             most = max(most, learner.view.num_fds())
         result.at_most("a new peer joins", _joining_s(nodes), 2.0)
-        deadline = time.monotonic() + 4.0
-        while learner.view.num_fds() > before + 4 and time.monotonic() < deadline:
-            most = max(most, learner.view.num_fds())
-            time.sleep(0.02)
+
+        def are_closed() -> bool:
+            nonlocal most
+            n_descriptors = learner.view.num_fds()
+            most = max(most, n_descriptors)
+            return n_descriptors <= before + 4
+
+        with contextlib.suppress(TimeoutError):
+            wait_until(are_closed, "the silent connections to be closed", deadline_s=4.0)
         left = learner.view.num_fds() - before
     result.at_most("descriptors of the listener", most - before, _MAX_UNTRUSTED + 16, "")
     result.at_most("descriptors 4 s later", left, 4, "")

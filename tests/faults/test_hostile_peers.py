@@ -22,7 +22,7 @@ from tests.variants import mostly_slow
 pytestmark = pytest.mark.process
 
 
-@pytest.mark.parametrize("transport", mostly_slow(["ipc", "tcp", "tls+tcp"], keep=2))
+@pytest.mark.parametrize("transport", mostly_slow(["tcp", "ipc", "tls+tcp"], keep=1))
 @pytest.mark.parametrize("result_of", [false_lengths, oversize, refusals, pickles])
 def test_unauthenticated_peers_receive_nothing_and_disturb_no_one(
     transport: str, result_of: Callable[[str], FaultResult]

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.process
 def test_a_run_whose_processes_are_all_killed_continues() -> None:
     result = killed_run(
         "ipc",
-        kills=2,
+        kills=1,
         main="tests.middleware.resumable_program.main",
         roles="learner=1,collector=1",
-        arguments=("--exp-name", "run", "--every-train-iter", "32", "--max-env-step", "32768"),
+        arguments=("--exp-name", "run", "--every-train-iter", "32", "--max-env-step", "16384"),
         solved=None,
     )
     assert result.holds, result

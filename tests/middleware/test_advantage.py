@@ -8,8 +8,8 @@ from dmiddleware.data import as_tree, index_rows
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
-from middleware import OnlineRLContext
-from middleware.advantage import (
+from middleware import (
+    OnlineRLContext,
     gae_estimator,
     montecarlo_return_estimator,
     nstep_reward_enhancer,

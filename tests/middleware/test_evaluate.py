@@ -12,9 +12,8 @@ from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rollout import evaluate_episodes
-from middleware import OfflineRLContext, OnlineRLContext, Role
+from middleware import OfflineRLContext, OnlineRLContext, Role, interaction_evaluator
 from middleware.checkpoint import CkptSaver
-from middleware.evaluate import interaction_evaluator
 from middleware.run_folder import RunFolder
 
 

@@ -140,6 +140,13 @@ def test_fields_that_an_exchange_receives_may_be_read(learner: Task[Any]) -> Non
     learner.use(ContextExchanger()).use(collect).use(push).check()
 
 
+def test_a_function_may_receive_fields(learner: Task[Any]) -> None:
+    @middleware(receives=["trajectories"])
+    def download(ctx: OnlineRLContext) -> None: ...
+
+    learner.use(download).use(collect).use(push).check()
+
+
 def test_without_an_exchange_the_check_asks_for_one(learner: Task[Any]) -> None:
     with pytest.raises(ChainError, match="ContextExchanger"):
         learner.use(collect).use(push).check()

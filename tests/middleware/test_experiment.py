@@ -110,6 +110,18 @@ def experiment_chain(
     return task.use(experiment), experiment
 
 
+def test_an_error_of_a_part_of_an_experiment_names_the_part(tmp_path: Path) -> None:
+    task, _ = experiment_chain(tmp_path)
+
+    def evaluate(ctx: Any) -> None:
+        ctx.eval_value = "high"
+
+    with pytest.raises(ValueError, match="high") as raised, task:
+        task.use(evaluate).run(max_step=1)
+    notes = [note for note in raised.value.__notes__ if "way back" in note]
+    assert notes == ["in CkptSaver on the way back", "in middleware 6 (Experiment) on the way back"]
+
+
 def test_one_line_records_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task, experiment = experiment_chain(tmp_path)
     with task:

@@ -5,9 +5,8 @@ import pytest
 from dmiddleware.classic import as_command_mode
 from dmiddleware.errors import ChainError, ConfigError
 from dmiddleware.policy import DQNPolicy, PPOPolicy
-from middleware import OnlineRLContext, Role
-from middleware.explore import EpsGreedyHandler, eps_greedy_handler
-from middleware.stop import termination_checker
+from middleware import OnlineRLContext, Role, eps_greedy_handler, termination_checker
+from middleware.explore import EpsGreedyHandler
 
 MODEL = {"obs_shape": 4, "action_shape": 2}
 

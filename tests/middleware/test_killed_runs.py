@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from dmiddleware.rollout import RolloutCollector
 from tests.faults.killed_run import killed_run
 from tests.middleware.killing_envs import KILL_AT, pendulum
 from tests.variants import mostly_slow
+from tests.warm_process import run_warm
 
 ROOT = Path(__file__).parents[2]
 DITASK = ("-m", "dmiddleware.launch")
@@ -35,11 +35,8 @@ BC_POLICY = ("--policy.batch-size", "8", "--learner.update-per-collect", "50")
 
 
 def run(folder: Path, *words: str, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder, capture_output=True, text=True, timeout=110, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), KILL_AT: str(kill_at)},
-    )  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(ROOT), KILL_AT: str(kill_at)}
+    return run_warm(words, cwd=folder, env=env, timeout=110)
 
 
 def write_rows(path: Path) -> None:

@@ -33,10 +33,8 @@ from dmiddleware.policy import (
 )
 from dmiddleware.rl import Schedule, with_advantages
 from dmiddleware.settings import Count
-from middleware import OfflineRLContext, OnlineRLContext, Role
-from middleware.advantage import gae_estimator
+from middleware import OfflineRLContext, OnlineRLContext, Role, gae_estimator, termination_checker
 from middleware.learn import OffPolicyLearner, OnPolicyLearner
-from middleware.stop import termination_checker
 from tests.middleware.small_dqn import (
     SMALL,
     filled,

@@ -15,8 +15,13 @@ from dmiddleware.errors import ChainError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import UpdateOutput
 from dmiddleware.runs.metrics_file import read_metrics
-from middleware import MetricsLogger, OfflineRLContext, OnlineRLContext
-from middleware.log import offline_logger, online_logger
+from middleware import (
+    MetricsLogger,
+    OfflineRLContext,
+    OnlineRLContext,
+    offline_logger,
+    online_logger,
+)
 from middleware.run_folder import RunFolder
 from tests.middleware.disk import no_room
 from tests.middleware.nodes import DEADLINE_S, run_nodes

@@ -10,13 +10,17 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ChainError, ConfigError, NotEnoughData, StructureError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import BCPolicy, DQNPolicy
-from middleware import OfflineRLContext, OnlineRLContext, Role
-from middleware.advantage import nstep_reward_enhancer
+from middleware import (
+    OfflineRLContext,
+    OnlineRLContext,
+    Role,
+    nstep_reward_enhancer,
+    offline_data_saver,
+    termination_checker,
+)
 from middleware.collect import StepCollector
 from middleware.learn import OfflineLearner
-from middleware.offline_data import offline_data_saver
 from middleware.snapshot import SnapshotSaver
-from middleware.stop import termination_checker
 from tests.middleware.offline_rows import MODEL, collector_of_two, ten_rows
 
 

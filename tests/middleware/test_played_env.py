@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.dmiddleware.env.wrapped_envs import (
     make_mirrored,
 )
 from tests.variants import mostly_slow
+from tests.warm_process import run_warm
 
 HERE = "tests.dmiddleware.env.wrapped_envs"
 SHORT: dict[str, Any] = {
@@ -207,9 +208,7 @@ def main(policy: DQNSettings = SMALL, max_env_step: int = 64) -> None:
 
 
 def program(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", *words], capture_output=True, text=True, timeout=110
-    )
+    return run_warm(words, cwd=Path(), env=os.environ, timeout=110)
 
 
 @pytest.mark.process

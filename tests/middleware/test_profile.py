@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from middleware import OnlineRLContext
-from middleware.profile import epoch_timer
+from middleware import OnlineRLContext, epoch_timer
 
 
 def test_mean_duration_is_logged_in_the_next_step(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,15 @@ from dmiddleware.data import load_checkpoint
 from dmiddleware.data.serialization import pack
 from dmiddleware.launch.cli import ditask
 from dmiddleware.runs.resuming import changed_settings, resume_words
+from tests.warm_process import run_warm
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "tests.middleware.resumable_program"
 
 
 def run(folder: Path, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *map(str, words)],
-        cwd=folder, capture_output=True, text=True, timeout=110, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = run_warm([*map(str, words)], cwd=folder, env=environment, timeout=110)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 

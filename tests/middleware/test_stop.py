@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 
 from dmiddleware.pipeline import Task
-from middleware import OfflineRLContext, OnlineRLContext
-from middleware.stop import termination_checker
+from middleware import OfflineRLContext, OnlineRLContext, termination_checker
 
 
 def count(ctx: Any) -> None:

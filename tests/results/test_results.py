@@ -256,12 +256,14 @@ def test_a_training_that_tells_no_figure_fails() -> None:
         train(ENTRY, 0)
 
 
+@pytest.mark.process
 def test_a_command_that_does_not_end_fails_at_its_deadline(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import signal; signal.pause()"]
     with pytest.raises(TrainingError, match=r"has not ended in 0\.5 s"):
         training.run_command(command, tmp_path / "log", 0.5, {})
 
 
+@pytest.mark.process
 def test_processes_of_a_command_end_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

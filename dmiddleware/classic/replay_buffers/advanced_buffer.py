@@ -25,6 +25,7 @@ from dmiddleware.classic.config import (
     count,
     fraction,
     positive,
+    whole,
 )
 from dmiddleware.classic.deque_buffer import BufferedData
 from dmiddleware.classic.replay_buffers.rate_limit import RateLimit
@@ -74,9 +75,7 @@ class AdvancedReplayBuffer(IBuffer):
         ),
         "alpha": Option(0.6, at_least(0), "how strongly priorities count; 0 draws uniformly"),
         "beta": Option(0.4, fraction, "how much of the bias the weights correct at first"),
-        "anneal_step": Option(
-            100_000, at_least(0, whole=True), "samples over which beta rises to 1; 0 keeps it"
-        ),
+        "anneal_step": Option(100_000, whole, "samples over which beta rises to 1; 0 keeps it"),
         "thruput_controller": {
             "push_sample_rate_limit": {
                 "min": Option(0, at_least(0), "fewest items pushed for each one sampled"),

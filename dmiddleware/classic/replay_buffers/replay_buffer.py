@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 
 from dmiddleware.classic.buffer_middleware import clone_object
-from dmiddleware.classic.config import Configurable, Option, at_least, count, optional, switch
+from dmiddleware.classic.config import Configurable, Option, count, optional, switch, whole
 from dmiddleware.classic.deque_buffer import DequeBuffer
 from dmiddleware.classic.keywords import also_named
 from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
@@ -58,7 +58,7 @@ class IBuffer(Closing, Configurable, ABC):
         ),
         "seed": Option(
             None,
-            optional(at_least(0, whole=True)),
+            optional(whole),
             "seed of the buffer's random generator; None takes one from the system",
         ),
         "log_to_file": LOG_TO_FILE,

@@ -393,33 +393,33 @@ class Inbox(Generic[T]):
                 no limit.
             holds: whether a message stays here, with those after it; None: none does.
         """
-        taken: list[T] = []
+        messages: list[T] = []
         size = 0
         if self._max_unhandled is not None:
             n = self._room if n is None else min(n, self._room)
-        while self._ready and (n is None or len(taken) < n):
+        while self._ready and (n is None or len(messages) < n):
             message = self._ready[0]
             if holds is not None and holds(message):
                 break
-            if taken and max_bytes is not None and size + message.size > max_bytes:
+            if messages and max_bytes is not None and size + message.size > max_bytes:
                 break
-            taken.append(self._ready.popleft())
+            messages.append(self._ready.popleft())
             size += message.size
         if self._max_unhandled is not None:
-            self._n_taken += len(taken)
+            self._n_taken += len(messages)
         self._move(-size)
-        return taken
+        return messages
 
     def take_out(self, matches: Callable[[T], bool]) -> list[T]:
         """Remove and return messages that need not wait for those before them.
 
         Not for an inbox whose messages are acknowledged when handled.
         """
-        taken = [message for message in self._ready if matches(message)]
-        if taken:
+        matching = [message for message in self._ready if matches(message)]
+        if matching:
             self._ready = deque(message for message in self._ready if not matches(message))
-            self._move(-sum(message.size for message in taken))
-        return taken
+            self._move(-sum(message.size for message in matching))
+        return matching
 
     def on_handled(self) -> None:
         """Note that the oldest message that was taken has been handled."""

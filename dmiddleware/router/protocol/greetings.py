@@ -141,24 +141,24 @@ class Greetings:
             incarnation: its incarnation before this handshake.
             dialed: whether this node has dialed it.
         """
-        own, name = self._identity.node_id, identity.node_id
+        node_id, peer_id = self._identity.node_id, identity.node_id
         if self._is_closing():
-            return Refusal("closing", f"node {own} is closing")
-        peer = self._peers.get(name)
+            return Refusal("closing", f"node {node_id} is closing")
+        peer = self._peers.get(peer_id)
         if peer is None and self._is_full():
             return Refusal(
                 "full",
-                f"node {own} already has {self._options.max_peers} peers, the most that it "
+                f"node {node_id} already has {self._options.max_peers} peers, the most that it "
                 "accepts; raise max_peers in its NodeOptions",
             )
         if (
             peer is not None
             and peer.connection is not None
             and peer.session.identity.instance == identity.instance
-            and self._stays(peer.connection, name, dialed=dialed)
+            and self._stays(peer.connection, peer_id, dialed=dialed)
         ):
             # Otherwise the two connections would keep replacing each other.
-            return Refusal("connected", f"nodes {own} and {name} are already connected")
+            return Refusal("connected", f"nodes {node_id} and {peer_id} are already connected")
         return self._members.admit(identity, incarnation)
 
     def _stays(self, connection: PeerConnection, peer: str, *, dialed: bool) -> bool:

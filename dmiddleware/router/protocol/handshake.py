@@ -223,19 +223,19 @@ def hkdf(key: bytes, *, salt: bytes, info: bytes) -> bytes:
     return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
-def check_incarnation(incarnation: int, known: int) -> None:
+def check_incarnation(incarnation: int, least: int) -> None:
     """Check that an incarnation may be what it claims.
 
     Args:
         incarnation: the incarnation.
-        known: the least that it may be, as far as this node knows.
+        least: the least that it may be, as far as this node knows.
 
     Raises:
         FrameError: if more processes than any run has must have been there.
     """
-    if incarnation > known + MAX_UNKNOWN:
+    if incarnation > least + MAX_UNKNOWN:
         raise FrameError(
-            f"the peer claims incarnation {incarnation}, but this node knows of {known}; the peer "
+            f"the peer claims incarnation {incarnation}, but this node knows of {least}; the peer "
             "does not follow the protocol"
         )
 

@@ -127,10 +127,10 @@ class Membership:
 
     def least_incarnation(self, identity: Identity) -> int:
         """Return the least incarnation that a process may have."""
-        known = self._members.get(identity.node_id)
-        if known is None:
+        member = self._members.get(identity.node_id)
+        if member is None:
             return 1
-        return known.incarnation + (known.identity.instance != identity.instance)
+        return member.incarnation + (member.identity.instance != identity.instance)
 
     def admit(self, identity: Identity, incarnation: int) -> Refusal | None:
         """Return why an authenticated process may not join, or None if it may.
@@ -151,11 +151,11 @@ class Membership:
                 f"a newer process has joined as node {name} and replaced this one; give each node "
                 "a unique id, unless you restarted it on purpose",
             )
-        known = self.get(name)
+        member = self.get(name)
         if (
-            known is None
-            or known.identity.instance == identity.instance
-            or incarnation > known.incarnation
+            member is None
+            or member.identity.instance == identity.instance
+            or incarnation > member.incarnation
         ):
             return None
         return Refusal(
@@ -167,22 +167,22 @@ class Membership:
     def on_session(self, session: Session, now: float) -> list[MembershipChange]:
         """Note a completed handshake."""
         identity = session.identity
-        known = self._members.get(identity.node_id)
+        before = self._members.get(identity.node_id)
         member = Member(identity, session.incarnation)
         self._members[identity.node_id] = member
         self.on_heard(identity.node_id, session.incarnation, now)
-        if known is None:
+        if before is None:
             self._forget_oldest()
             return [MembershipChange("joined", member)]
-        newer = identity.instance != known.identity.instance
+        newer = identity.instance != before.identity.instance
         if newer:
             replaced = self._replaced.setdefault(identity.node_id, deque(maxlen=_MAX_REPLACED))
-            replaced.append(known.identity.instance)
-        if known.connected and not newer:
+            replaced.append(before.identity.instance)
+        if before.connected and not newer:
             return []  # The same process over a new connection: it has not been away.
         changes = [MembershipChange("rejoined", member, new_incarnation=newer)]
-        if known.connected:
-            gone = replace(known, connected=False)
+        if before.connected:
+            gone = replace(before, connected=False)
             changes.insert(0, MembershipChange("left", gone, "replaced by a new process"))
         return changes
 
@@ -193,9 +193,9 @@ class Membership:
         self._heard_at[node_id] = now
         if self._busy_since:
             self._busy_since.pop(node_id, None)
-        known = self._members[node_id]
-        if known.incarnation < incarnation:
-            self._members[node_id] = replace(known, incarnation=incarnation)
+        member = self._members[node_id]
+        if member.incarnation < incarnation:
+            self._members[node_id] = replace(member, incarnation=incarnation)
 
     def on_progress(self, node_id: str, now: float) -> None:
         """Note that bytes have moved over the connection of a node, without a complete frame."""
@@ -209,19 +209,19 @@ class Membership:
 
     def quiet(self, now: float) -> list[str]:
         """Return the nodes that count as disconnected soon if they are not heard."""
-        found = []
+        node_ids = []
         for node_id, heard_at in self._heard_at.items():
             if now - heard_at <= self._silence_s / 2:
                 break
-            found.append(node_id)
-        return found
+            node_ids.append(node_id)
+        return node_ids
 
     def on_left(self, node_id: str, reason: str) -> list[MembershipChange]:
         """Note that a node said goodbye, or that its connection has ended."""
-        known = self.get(node_id)
-        if known is None:
+        member = self.get(node_id)
+        if member is None:
             return []
-        gone = replace(known, connected=False)
+        gone = replace(member, connected=False)
         # The nodes that left first come first.
         del self._members[node_id]
         self._members[node_id] = gone

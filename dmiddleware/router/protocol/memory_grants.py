@@ -56,7 +56,7 @@ class MemoryGrants:
                 f"node {peer.node_id} wants to send a frame of {total} bytes, but this node has "
                 f"announced that it accepts at most {self._max_bytes}"
             )
-        if any(one.peer is peer and one.stream == stream for one in self.wanted):
+        if any(request.peer is peer and request.stream == stream for request in self.wanted):
             raise FrameError(f"node {peer.node_id} asks twice for the memory of a large frame")
         peer.incoming.check_next(stream, sequence)
         self.wanted.append(_Wanted(peer, stream, sequence, total))
@@ -72,15 +72,15 @@ class MemoryGrants:
 
     def drop(self, peer: Peer) -> None:
         """Forget what a peer has asked for; over its next connection it asks again."""
-        self.wanted = deque(one for one in self.wanted if one.peer is not peer)
+        self.wanted = deque(request for request in self.wanted if request.peer is not peer)
         peer.incoming.on_restart()
 
-    def _memory_for(self, wanted: _Wanted) -> Assembly | None:
+    def _memory_for(self, request: _Wanted) -> Assembly | None:
         """Return memory for a large frame; None: there is none at the moment."""
-        peer, stream, sequence, total = wanted
-        known = peer.incoming.assembly(stream, sequence)
-        if known is not None and known.total == total:
-            return known
+        peer, stream, sequence, total = request
+        assembly = peer.incoming.assembly(stream, sequence)
+        if assembly is not None and assembly.total == total:
+            return assembly
         peer.incoming.drop_unfinished(stream)
         if self._n_held() + total > self._max_bytes:
             for gone in self._gone.values():

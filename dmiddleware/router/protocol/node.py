@@ -192,16 +192,16 @@ class NodeProtocol:
         Fewer large events are returned: while they wait for a handler they belong in the inbox,
         where they count against its bound.
         """
-        taken: list[TakenEvent] = []
+        events: list[TakenEvent] = []
         for peer in list(self.with_events):
             incoming = peer.incoming
             handled, others = incoming.take(n, max_bytes=TAKE_BYTES, holds=self._holds)
-            taken += [TakenEvent(event, peer, acknowledges=True) for event in handled]
+            events += [TakenEvent(event, peer, acknowledges=True) for event in handled]
             for event in others:
                 if event.event == SUBSCRIPTIONS_EVENT:
                     self._on_announcement(peer, event)
                 else:
-                    taken.append(TakenEvent(event, peer))
+                    events.append(TakenEvent(event, peer))
             is_empty = not incoming.inbox.n_bytes and not incoming.inbox_handled.n_bytes
             if is_empty and len(others) < n:
                 del self.with_events[peer]
@@ -215,7 +215,7 @@ class NodeProtocol:
             self._note_due(peer)
         if self._memory.wanted:
             self._grant_memory()
-        return taken
+        return events
 
     def on_handled(self, peer: Peer) -> None:
         """Note that a peer's oldest event with ``acknowledges`` has been handled."""
@@ -449,36 +449,36 @@ class NodeProtocol:
         self.n_sessions += 1
         self._greetings.incarnation = max(self.incarnation, session.own_incarnation)
         connection.identity = session.identity
-        known = self.peers.get(session.identity.node_id)
-        if known is not None and known.connection is not None:
-            self._close(known.connection, "a newer connection has replaced this one")
+        peer = self.peers.get(session.identity.node_id)
+        if peer is not None and peer.connection is not None:
+            self._close(peer.connection, "a newer connection has replaced this one")
         connection.session = SessionFrames(
             session, dialed=connection.dialed, cover_body=connection.covers_body
         )
         connection.owed[FrameType.SHARE] = 1
-        if known is None or known.session.identity.instance != session.identity.instance:
-            self._start_over(connection, session, known)
+        if peer is None or peer.session.identity.instance != session.identity.instance:
+            self._start_over(connection, session, peer)
         else:
-            known.session, known.connection, connection.peer = session, connection, known
-            if known.avoids_sharing:
-                connection.sharing, known.avoids_sharing = None, False
-            self._owe_states(known)
-            known.outgoing.on_connect(session.limits.inbox_bytes)
+            peer.session, peer.connection, connection.peer = session, connection, peer
+            if peer.avoids_sharing:
+                connection.sharing, peer.avoids_sharing = None, False
+            self._owe_states(peer)
+            peer.outgoing.on_connect(session.limits.inbox_bytes)
             self.subscriptions.on_peers_changed()
         self._record(self._members.on_session(session, now), now)
 
-    def _start_over(self, connection: PeerConnection, session: Session, known: Peer | None) -> Peer:
+    def _start_over(self, connection: PeerConnection, session: Session, old: Peer | None) -> Peer:
         """Start with a process that is new, or that has been forgotten, or has forgotten this one.
 
         Args:
             connection: the connection with it.
             session: the session.
-            known: what this node has for the peer or its predecessor.
+            old: what this node has for the peer or its predecessor.
         """
-        if known is not None:
-            self._note_ended(known)
-            known.connection = None
-        peer = Peer.start(session, known, self.options)
+        if old is not None:
+            self._note_ended(old)
+            old.connection = None
+        peer = Peer.start(session, old, self.options)
         peer.connection, connection.peer = connection, peer
         self.peers[peer.node_id] = peer
         peer.outgoing.on_connect(session.limits.inbox_bytes)

@@ -443,7 +443,9 @@ class IncomingStreams:
             since=since,
             accepts=accepts,
             resend=resend,
-            grants=tuple((one.stream, one.sequence, one.offset) for one in self._grants),
+            grants=tuple(
+                (assembly.stream, assembly.sequence, assembly.offset) for assembly in self._grants
+            ),
         )
         self._grants.clear()
         self._has_news = self._is_latest_due = False
@@ -509,8 +511,8 @@ class IncomingStreams:
 
     def assembly(self, stream: int, sequence: int) -> Assembly | None:
         """Return the memory that was granted for a large frame, or None."""
-        found = self._assemblies.get(stream)
-        return found if found is not None and found.sequence == sequence else None
+        assembly = self._assemblies.get(stream)
+        return assembly if assembly is not None and assembly.sequence == sequence else None
 
     def grant(self, assembly: Assembly) -> None:
         """Receive a large frame; an unfinished one of the same stream is dropped."""
@@ -545,12 +547,12 @@ class IncomingStreams:
         handled: list[EncodedEvent] = []
         if self.inbox_handled.n_bytes:
             handled = self.inbox_handled.take(n, max_bytes=max_bytes, holds=holds)
-        taken = list(self._latest.values())
+        others = list(self._latest.values())
         self._latest = {}
-        taken += self.inbox.take(max(0, n - len(taken)), max_bytes=max_bytes, holds=holds)
-        while self._lossy and len(taken) < n:
-            taken.append(self._lossy.popleft())
-        return handled, taken
+        others += self.inbox.take(max(0, n - len(others)), max_bytes=max_bytes, holds=holds)
+        while self._lossy and len(others) < n:
+            others.append(self._lossy.popleft())
+        return handled, others
 
     def _inbox_of(self, stream: int) -> Inbox[EncodedEvent]:
         inbox = self._inboxes.get(stream)

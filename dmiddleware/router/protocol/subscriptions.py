@@ -78,11 +78,11 @@ class Subscriptions:
         Raises:
             ValueError: if these are more than ``max_event_names``, or too many of them are globs.
         """
-        own = tuple(sorted(set(patterns)))
-        if (problem := self._problem(own)) is not None:
+        names = tuple(sorted(set(patterns)))
+        if (problem := self._problem(names)) is not None:
             raise ValueError(problem)
-        if own != self._own:
-            self._own = own
+        if names != self._own:
+            self._own = names
             self._announce()
 
     def announce_ready(self) -> None:
@@ -106,14 +106,14 @@ class Subscriptions:
 
     def subscribers(self, event: str) -> tuple[str, ...]:
         """Return the peers that receive an event, disconnected ones that may return included."""
-        found = self._subscribers.get(event)
-        if found is None:
-            found = self._subscribers[event] = tuple(
+        node_ids = self._subscribers.get(event)
+        if node_ids is None:
+            node_ids = self._subscribers[event] = tuple(
                 peer.node_id
                 for peer in self._peers.values()
                 if not peer.forgotten and peer.subscribes_to(event)
             )
-        return found
+        return node_ids
 
     def check(self, event: EncodedEvent, targets: Collection[str]) -> None:
         """Check that this node may send an event to the targets: its name and its size.
@@ -126,8 +126,8 @@ class Subscriptions:
         if name in OWN_EVENTS:
             raise RouterError(f"{name!r} is emitted by the router itself; use another name")
         peers, new_to = self._peers, []
-        for one in targets:
-            peer = peers.get(one)
+        for node_id in targets:
+            peer = peers.get(node_id)
             if peer is None or name in peer.sent_names:
                 continue
             most = peer.session.limits.max_event_names
@@ -148,8 +148,8 @@ class Subscriptions:
 
     def _check_size(self, event: EncodedEvent, targets: Collection[str]) -> None:
         limit, who = self._options.max_event_bytes, f"this node ({self._node_id})"
-        for one in targets:
-            peer = self._peers.get(one)
+        for node_id in targets:
+            peer = self._peers.get(node_id)
             if peer is not None and peer.session.limits.max_event_bytes < limit:
                 limit, who = peer.session.limits.max_event_bytes, f"node {peer.node_id}"
         if event.size > limit - FRAME_OVERHEAD:

@@ -204,7 +204,7 @@ def _ports(count: int, ports: Sequence[int]) -> list[int]:
             f"got {len(ports)} ports for {count} listening node(s); pass at most one per node"
         )
     following = [ports[-1] + 1 + offset for offset in range(count - len(ports))] if count else []
-    found = [*ports, *following]
-    if len(set(found)) != len(found):
-        raise TopologyError(f"each listening node needs a different port, got {found}")
-    return found
+    all_ports = [*ports, *following]
+    if len(set(all_ports)) != len(all_ports):
+        raise TopologyError(f"each listening node needs a different port, got {all_ports}")
+    return all_ports

@@ -153,10 +153,12 @@ class Engine:
     ) -> tuple[str, ...]:
         """Return the subscribers among the named peers, and note the other named ones."""
         named = dict.fromkeys(map(str, to))
-        found = tuple(node_id for node_id in named if node_id in subscribers)
-        if len(found) < len(named):
-            self._note_unsubscribed(event, [one for one in named if one not in found])
-        return found
+        subscribed = tuple(node_id for node_id in named if node_id in subscribers)
+        if len(subscribed) < len(named):
+            self._note_unsubscribed(
+                event, [node_id for node_id in named if node_id not in subscribed]
+            )
+        return subscribed
 
     def _note_unsubscribed(self, event: Event, named: Sequence[str] = ()) -> None:
         """Count an emission that peers do not receive; it is an error if they must."""

@@ -49,7 +49,7 @@ class PublishedPath:
         if not self._path.is_absolute() or self._path.name in ("", ".."):
             raise TransportError(f"could not listen on ipc://{path}: write ipc:///path/to/socket")
         hidden = self._path.with_name(f".{secrets.token_hex(4)}")
-        n_bytes = max(len(os.fsencode(one)) for one in (hidden, self._path))
+        n_bytes = max(len(os.fsencode(name)) for name in (hidden, self._path))
         if n_bytes > _MAX_BYTES:
             raise TransportError(
                 f"could not listen on ipc://{path}: the path of the socket, or of the hidden one "

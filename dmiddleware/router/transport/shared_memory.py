@@ -217,11 +217,11 @@ class SlabSharing:
             return raw
         if not self._agreed:
             raise FrameError("got a ticket, but no memory is shared with the peer")
-        taken = self._reader.take(raw[len(_MAGIC) :], max_bytes=MAX_FRAME_BYTES)
-        if taken is None:
+        frame = self._reader.take(raw[len(_MAGIC) :], max_bytes=MAX_FRAME_BYTES)
+        if frame is None:
             raise TransportError("could not read a frame from shared memory; reconnecting")
         self._has_worked = True
-        return taken
+        return frame
 
     def close(self) -> None:
         """Remove the slabs that the peer has not given back; may be called twice."""

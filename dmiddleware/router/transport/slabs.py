@@ -203,10 +203,10 @@ class SlabPool:
             A ticket for the frame; None if it has other arrays or was completed before, and must be
             copied into another slab with :meth:`fill`.
         """
-        found = _staged_in(content)
-        if found is None:
+        parts = _staged_in(content)
+        if parts is None:
             return None
-        head, staged = found
+        head, staged = parts
         slab, start = staged.slab, _ARRAYS - len(head)
         with self._lock:
             if staged.is_used or start < _CONTENT or self._slabs.get(slab.path.name) is not slab:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 from easydict import EasyDict
 
-from dmiddleware.classic.config import Option, at_least
+from dmiddleware.classic.config import Option, whole
 from dmiddleware.errors import ConfigError
 from dmiddleware.flow_control import FairQueue
 from dmiddleware.registry import Registry
@@ -61,8 +61,8 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
     config: ClassVar[dict[str, Any]] = {
         "port": 22339,
         "resource": {
-            "gpu": Option(1, at_least(0, whole=True), "GPUs that a task may use"),
-            "cpu": Option(20, at_least(0, whole=True), "CPUs that a task may use"),
+            "gpu": Option(1, whole, "GPUs that a task may use"),
+            "cpu": Option(20, whole, "CPUs that a task may use"),
         },
     }
     kind = COLLECTOR

@@ -17,11 +17,11 @@ from dmiddleware.classic.config import (
     Configurable,
     Option,
     Range,
-    at_least,
     count,
     positive,
     switch,
     text,
+    whole,
 )
 from dmiddleware.closing import Closing
 from dmiddleware.errors import ConfigError
@@ -120,7 +120,7 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
         "path_policy": Option("./policy", text, "folder of the policies (HTTP)"),
         "key_file": Option("", text, "file with the run's secret key (HTTP); empty: none"),
         "multi_gpu": Option(False, switch, "whether this is one rank of several"),
-        "gpu_num": Option(1, at_least(0, whole=True), "number of GPUs"),
+        "gpu_num": Option(1, whole, "number of GPUs"),
         "import_names": Option([], _modules, "modules that tasks may import"),
         "queue_size": Option(8, count, "reports that may wait for the coordinator"),
         "timeout_s": Option(120.0, positive, "seconds to wait for the coordinator"),

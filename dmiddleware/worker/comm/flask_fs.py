@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from dmiddleware.classic.config import Option, at_least, text
+from dmiddleware.classic.config import Option, at_least, text, whole
 from dmiddleware.errors import ConfigError
 from dmiddleware.signals import HeldSignals
 from dmiddleware.worker.collector.parallel import BaseParallelCollector
@@ -69,11 +69,9 @@ class _FlaskFileSystemWorker(CommWorker[Any]):
 
     config: ClassVar[dict[str, Any]] = {
         "run_id": Option("run", text, "name of the run, also of its folder below path_data"),
-        "channel": Option(0, at_least(0, whole=True), "coordinators of other channels are refused"),
+        "channel": Option(0, whole, "coordinators of other channels are refused"),
         "heartbeat_span": Option(3.0, at_least(0.2), "seconds between two heartbeats"),
-        "request_retries": Option(
-            5, at_least(0, whole=True), "how often a request without an answer is sent again"
-        ),
+        "request_retries": Option(5, whole, "how often a request without an answer is sent again"),
         "request_retry_waiting": Option(1.0, at_least(0), "seconds before that"),
     }
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from easydict import EasyDict
 
-from dmiddleware.classic.config import Configurable, Option, at_least, positive
+from dmiddleware.classic.config import Configurable, Option, positive, whole
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import Registry
 from dmiddleware.seeding import derive_seed
@@ -88,12 +88,8 @@ class BaseParallelCommander(Configurable, ABC):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "collector_task_space": Option(
-            1, at_least(0, whole=True), "collector tasks that may run at once"
-        ),
-        "learner_task_space": Option(
-            1, at_least(0, whole=True), "learner tasks that may run at once"
-        ),
+        "collector_task_space": Option(1, whole, "collector tasks that may run at once"),
+        "learner_task_space": Option(1, whole, "learner tasks that may run at once"),
         "eval_interval": Option(60.0, positive, "seconds between evaluations"),
     }
 

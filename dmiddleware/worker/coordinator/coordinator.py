@@ -17,12 +17,12 @@ from dmiddleware.classic.config import (
     Configurable,
     Option,
     Range,
-    at_least,
     count,
     mapping,
     optional,
     positive,
     text,
+    whole,
 )
 from dmiddleware.classic.logs import TextLog
 from dmiddleware.classic.replay_buffers import get_buffer_cls
@@ -120,7 +120,7 @@ class Coordinator(Closing, Configurable):
         "port": Option(7235, _port, "port to listen on (HTTP)"),
         "key_file": Option("", text, "file with the run's secret key (HTTP); empty: none"),
         "run_id": Option("run", text, "name of the run, also of its folder of step data (HTTP)"),
-        "channel": Option(0, at_least(0, whole=True), "the workers' channel (HTTP)"),
+        "channel": Option(0, whole, "the workers' channel (HTTP)"),
         "my_address": Option(
             None, optional(text), "address at which workers reach this host (HTTP); None: host"
         ),

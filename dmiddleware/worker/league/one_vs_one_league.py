@@ -13,13 +13,13 @@ from dmiddleware.classic.config import (
     Configurable,
     Option,
     Range,
-    at_least,
     check_value,
     count,
     mapping,
     optional,
     switch,
     text,
+    whole,
 )
 from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import ConfigError
@@ -71,7 +71,7 @@ class OneVsOneLeague(Configurable):
         ),
         "payoff": BattlePayoff.config,
         "path_policy": Option("./policy", text, "folder of the policies"),
-        "seed": Option(None, optional(at_least(0, whole=True)), "seed of the choice of opponents"),
+        "seed": Option(None, optional(whole), "seed of the choice of opponents"),
     }
     config_open: ClassVar[tuple[str, ...]] = ("pretrain_checkpoint_path",)
 

@@ -18,13 +18,13 @@ from dmiddleware.classic import LearnMode, as_learn_mode
 from dmiddleware.classic.config import (
     Configurable,
     Option,
-    at_least,
     count,
     one_of,
     optional,
     positive,
     switch,
     text,
+    whole,
 )
 from dmiddleware.classic.keywords import also_named
 from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder
@@ -80,9 +80,9 @@ class BaseLearner(Closing, Configurable):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "train_iterations": Option(int(1e9), at_least(0, whole=True), "updates made by start()"),
+        "train_iterations": Option(int(1e9), whole, "updates made by start()"),
         "dataloader": {
-            "num_workers": Option(0, at_least(0, whole=True), "workers that load samples"),
+            "num_workers": Option(0, whole, "workers that load samples"),
             "worker": Option("thread", one_of("thread", "process"), "kind of worker"),
             "prefetch": Option(2, count, "batches to load ahead"),
             "chunk_size": Option(

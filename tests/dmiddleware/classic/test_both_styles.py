@@ -8,7 +8,7 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import PolicyError, PolicyOutputError, StructureError
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.rollout import RolloutCollector
-from dmiddleware.tree import as_tree
+from dmiddleware.tree import as_tree, with_columns
 
 
 def collected(n_steps=6, n_envs=3, seed=0):
@@ -126,7 +126,7 @@ def test_a_new_episode_id_ends_a_trajectory_too(per_env):
     batch = collected(3, 1)
     batch["done"][:] = False
     batch["reward"][:] = 1.0
-    batch = as_tree({**dict(batch.items()), "episode_id": torch.tensor([[1], [2], [2]])})
+    batch = with_columns(batch, episode_id=torch.tensor([[1], [2], [2]]))
     samples = per_env.collect_mode.get_train_sample(batch)
     assert samples["reward"].flatten().tolist() == [1.0, 2.0, 1.0]
 

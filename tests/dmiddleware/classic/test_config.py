@@ -18,6 +18,7 @@ from dmiddleware.classic.config import (
     optional,
     positive,
     scheduled,
+    whole,
 )
 from dmiddleware.errors import ConfigError
 from dmiddleware.schedule import Schedule
@@ -181,7 +182,7 @@ def test_a_lenient_class_keeps_unknown_keys_with_one_warning(caplog):
 class Counted(Configurable):
     config = {
         "n": Option(1, count, "a count"),
-        "limit": Option(None, optional(at_least(0, whole=True)), "a limit"),
+        "limit": Option(None, optional(whole), "a limit"),
         "rate": Option(1.0, positive, "a rate"),
         "plain": 5,
     }

@@ -6,8 +6,7 @@ import contextlib
 import signal
 import subprocess
 import textwrap
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from dmiddleware.launch.options import DEFAULT_PORT
 from tests.dmiddleware.launch import ditask_process
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -246,15 +246,17 @@ def _await_firsts(folder: Path, count: int) -> dict[tuple[str, int], Entry]:
     return {name: entry for name, entry in found.items() if name[0] == "first"}
 
 
-def _poll(folder: Path, enough) -> dict[tuple[str, int], Entry]:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + 60
-    found: dict[tuple[str, int], Entry] = {}
-    while time.monotonic() < deadline:
-        found = {(entry.what, entry.node): entry for entry in _ledger(folder)}
-        if enough(found):
-            return found
-        time.sleep(0.05)
-    pytest.fail(f"the ledger holds no more than {sorted(found)}")
+def _poll(
+    folder: Path, enough: Callable[[dict[tuple[str, int], Entry]], bool]
+) -> dict[tuple[str, int], Entry]:
+    entries: dict[tuple[str, int], Entry] = {}
+
+    def is_enough() -> bool:
+        entries.update({(entry.what, entry.node): entry for entry in _ledger(folder)})
+        return enough(entries)
+
+    wait_until(is_enough, lambda: f"more in the ledger than {sorted(entries)}", deadline_s=60)
+    return entries
 
 
 def _kill(launcher: subprocess.Popen[str]) -> None:

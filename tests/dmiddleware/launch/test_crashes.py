@@ -12,7 +12,7 @@ from tests.dmiddleware.launch.ditask_process import start
 from tests.variants import mostly_slow
 
 PROGRAM = """
-    import ctypes, json, os, pdb, signal, threading, time
+    import ctypes, json, os, pdb, signal, threading
     import gymnasium as gym
     import numpy as np
     from dmiddleware import Context, Task
@@ -35,7 +35,7 @@ PROGRAM = """
 
             def step(ctx):
                 # Other threads must not be taken for the one that crashes.
-                threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+                threading.Thread(target=threading.Event().wait, daemon=True).start()
                 calls[0]()
 
             task.use(task.parallel(step, lambda ctx: None) if parallel else step).run(max_step=1)

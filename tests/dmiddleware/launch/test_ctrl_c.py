@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from click.testing import CliRunner
 
 from dmiddleware.ctrl_c import exit_at_ctrl_c
 from dmiddleware.launch import cli
+from tests.waiting import wait_until
 
 LINE = "stopped: received SIGINT (Ctrl-C)\n"
 
@@ -21,12 +21,12 @@ LINE = "stopped: received SIGINT (Ctrl-C)\n"
 @pytest.mark.process
 def test_while_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
-        "import pathlib, time\n"
+        "import pathlib, threading\n"
         "try:\n"
         "    pathlib.Path('begun').touch()\n"
-        "    time.sleep(60)\n"
+        "    threading.Event().wait(60)\n"
         "except BaseException:\n"
-        "    time.sleep(60)\n"  # as in an import that ignores errors
+        "    threading.Event().wait(60)\n"  # as in an import that ignores errors
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "dmiddleware.launch", "train", "dqn", "CartPole-v1"],
@@ -37,10 +37,11 @@ def test_while_torch_is_imported(tmp_path: Path) -> None:
         text=True,
     )
     with process:
-        deadline = time.monotonic() + 50
-        while not (tmp_path / "begun").exists() and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(
+            lambda: (tmp_path / "begun").exists() or process.poll() is not None,
+            "the import of torch",
+            deadline_s=50,
+        )
         process.send_signal(signal.SIGINT)
         try:
             output, _ = process.communicate(timeout=20)

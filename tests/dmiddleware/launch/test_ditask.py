@@ -208,7 +208,7 @@ def test_a_node_that_is_stopped_by_a_signal_stops_the_run_with_that_reason(folde
 
 
 @pytest.mark.parametrize("policy", mostly_slow(["restart", "abort", "continue"], keep=1))
-@pytest.mark.parametrize("first", ["launcher", "nodes"])
+@pytest.mark.parametrize("first", mostly_slow(["launcher", "nodes"], keep=1))
 def test_a_signal_to_all_processes_stops_the_run(folder: Path, first: str, policy: str) -> None:
     # As batch systems send it.
     options = ("--parallel-workers", "2", "--on-failure", policy)
@@ -302,7 +302,7 @@ def test_an_address_of_another_host_is_named(folder: Path) -> None:
             (signal.SIGALRM, 142, "received SIGALRM"),
             (signal.SIGHUP, 129, "received SIGHUP (the terminal was closed)"),
         ],
-        keep=2,
+        keep=1,
     ),
 )
 def test_a_signal_to_the_launcher_stops_all_nodes_which_report_it(

@@ -90,7 +90,7 @@ PROGRAM = """
         worker = os.fork()
         if worker == 0:
             os.write(is_ready, b"x")
-            time.sleep(30)
+            threading.Event().wait(30)
             os._exit(1)
         os.read(ready, 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import textwrap
 from pathlib import Path
@@ -15,37 +16,29 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 PROGRAM = """
-    import os, threading, time
+    import os, threading
     from pathlib import Path
+    import psutil
     from dmiddleware import Context, Task, middleware
+
+    # Both are pipes with names: each waits for the other.
+    follower, failed = Path("follower"), Path("failed")
 
     class SlowToClose:
         def __call__(self, ctx):
-            if Path("follower").exists():
-                raise ValueError("bad reward")
-            time.sleep(0.01)
+            self.follower = psutil.Process(int(follower.read_text()))
+            raise ValueError("bad reward")
 
         def close(self):
+            Path("closing").touch()
             # Its peer fails and ends before this node has ended.
-            Path("failed").touch()
-            deadline = time.monotonic() + 60.0
-            while follower_lives() and time.monotonic() < deadline:
-                time.sleep(0.05)
-
-    def follower_lives():
-        try:
-            os.kill(int(Path("follower").read_text()), 0)
-        except ProcessLookupError:
-            return False
-        return True
+            failed.write_text("")
+            self.follower.wait(60.0)
 
     def follow(ctx):
-        if ctx.total_step == 0:
-            Path("follower.new").write_text(str(os.getpid()))
-            Path("follower.new").rename("follower")
-        if Path("failed").exists():
-            raise TimeoutError("the learner is silent")
-        time.sleep(0.01)
+        follower.write_text(str(os.getpid()))
+        failed.read_text()
+        raise TimeoutError("the learner is silent")
 
     def main():
         with Task(Context()) as task:
@@ -110,6 +103,8 @@ PROGRAM = """
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    for name in ("follower", "failed"):
+        os.mkfifo(tmp_path / name)
     return tmp_path
 
 
@@ -118,7 +113,7 @@ def test_the_failure_that_happened_first_is_named_last(folder: Path) -> None:
     with start(folder, *options) as launcher:
         text, _ = launcher.communicate(timeout=150)
     assert launcher.returncode == 1
-    first = "node 0 (learner) failed: ValueError: bad reward (program.py:9)"
+    first = "node 0 (learner) failed: ValueError: bad reward (program.py:13)"
     assert text.splitlines()[-1] == f"[ditask] the run failed: {first}"
     assert f"stopping the run: {first}" in text
     assert "node 1 (collector) failed: TimeoutError: the learner is silent" in text
@@ -127,7 +122,7 @@ def test_the_failure_that_happened_first_is_named_last(folder: Path) -> None:
 def test_a_failure_before_ctrl_c_sets_the_exit_code(folder: Path) -> None:
     options = ("--main", "program.main", "--roles", "learner=1,collector=1")
     with start(folder, *options) as launcher:
-        wait_until((folder / "failed").exists, "the failure", deadline_s=60)
+        wait_until((folder / "closing").exists, "the failure", deadline_s=60)
         launcher.send_signal(signal.SIGINT)
         text, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 1, text

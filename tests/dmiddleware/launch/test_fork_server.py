@@ -69,11 +69,11 @@ PROGRAM = """
         with Task(Context()) as task:
 
             def step(ctx):
-                if "collector" in task.roles and n_started() == 2:
+                if "learner" in task.roles:
+                    task.wait_for("the end", 100.0)
+                if n_started() == 2:
                     end()
-                if n_started() == 3:
-                    task.stop("one has been started again")
-                time.sleep(0.01)
+                task.stop("one has been started again")
 
             task.use(step).run()
 

@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 PROGRAM = """
-    import os, signal, threading, time
+    import os, signal, threading
     from pathlib import Path
     from dmiddleware import Context, Task, middleware
 
@@ -36,13 +36,13 @@ PROGRAM = """
                         threading.Thread(target=busy, daemon=True).start()
                         hang()
                     ctx.task.emit("collected", only_remote=True)
-                time.sleep(0.01)
+                    ctx.task.wait_for("the end", timeout_s=120.0)
 
             task.use(learn).use(collect).run()
 
     def busy():
-        while True:
-            time.sleep(0.01)
+        while not threading.Event().wait(0.01):
+            pass
 
     def in_the_main_thread():
         hang_once(lambda: threading.Lock().acquire() and threading.Event().wait())
@@ -51,18 +51,17 @@ PROGRAM = """
         hang_once(lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
     def before_the_first_step():
-        time.sleep(1000)
+        threading.Event().wait()
 
     def deaf():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Path("running").touch()
-        time.sleep(1000)
+        threading.Event().wait()
 
     def fail_later():
         starts = len(list(Path(".").glob("start-*")))
         Path(f"start-{starts}").touch()
         if starts < 2:
-            time.sleep(1.5)
             raise ValueError("once more")
 """
 RESTART = ("--on-failure", "restart")
@@ -119,7 +118,7 @@ def test_nodes_that_do_not_stop_are_killed_after_the_given_time(folder: Path) ->
 
 
 def test_restarts_count_only_within_their_window(folder: Path) -> None:
-    limits = ("--max-restarts", "1", "--restart-window", "1")
+    limits = ("--max-restarts", "1", "--restart-window", "0.01")  # less than a start takes
     code, text = run(folder, "fail_later", *RESTART, *limits)
     assert code == 0, text
     assert text.count("(restart 1 of 1)") == 2

@@ -160,11 +160,13 @@ def test_a_port_that_is_in_use_is_refused_before_anything_starts(
     folder: Path, hosts: tuple[str, str]
 ) -> None:
     listens = (
-        f"import socket, time; opened = socket.create_server(('{ADDRESSES[0]}', {PORT})); "
-        "print('ready', flush=True); time.sleep(60)"
+        f"import socket; opened = socket.create_server(('{ADDRESSES[0]}', {PORT})); "
+        "print('ready', flush=True); input()"
     )
     with subprocess.Popen(
-        ["ip", "netns", "exec", hosts[0], "python3", "-c", listens], stdout=subprocess.PIPE
+        ["ip", "netns", "exec", hosts[0], "python3", "-c", listens],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as other:
         try:
             assert other.stdout is not None and other.stdout.readline() == b"ready\n"

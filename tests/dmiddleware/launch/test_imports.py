@@ -19,29 +19,36 @@ SLOW = {
     *("annotated_types", "cloudpickle", "multiprocessing", "dmiddleware.launch.options"),
 }
 
-# The learner and the collector exchange events before they look. A collector that never waits would
-# fill large frames, whose fragments need numpy.
+# The learner and the collector exchange events before they look. They are few: large frames have
+# fragments, which need numpy.
 PROGRAM = """
-    import sys, time
+    import sys, threading
     from dmiddleware import Context, Task, middleware
 
     def main():
-        taken = []
+        taken, has_all = [], threading.Event()
+
+        def take(number):
+            taken.append(number)
+            if len(taken) == 5:
+                has_all.set()
+
         with Task(Context()) as task:
 
             @middleware(roles=["collector"])
             def collect(ctx):
-                ctx.task.emit("number", [ctx.total_step, {"a": 1.5}], only_remote=True)
-                time.sleep(0.01)
+                for number in range(5):
+                    ctx.task.emit("number", [number, {"a": 1.5}], only_remote=True)
+                ctx.task.wait_for("the end", 60.0)
 
             @middleware(roles=["learner"])
             def learn(ctx):
-                if len(taken) >= 5:
-                    print("loaded:", *sys.modules, flush=True)
-                    ctx.task.stop("looked")
+                assert has_all.wait(60.0)
+                print("loaded:", *sys.modules, flush=True)
+                ctx.task.stop("looked")
 
             if task.has_role("learner"):
-                task.on("number", taken.append)
+                task.on("number", take)
             task.use(collect).use(learn).run()
 """
 

@@ -8,23 +8,25 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Barrier, Event
+from typing import Any
 
 import msgspec
 import pytest
 
 from dmiddleware.errors import ConfigError, LaunchError, TopologyError
 from dmiddleware.launch import NodeStatus, RunPlan, join_run, plan_run
-from dmiddleware.launch.leftovers import wait_until
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
+from dmiddleware.router import Router
+from tests.variants import mostly_slow
+from tests.waiting import wait_until
 
 PROCESS = """
-    import json, os, sys, time
+    import json, os, sys, threading
     from pathlib import Path
     import msgspec
     from dmiddleware import Context, Task, middleware
@@ -32,19 +34,23 @@ PROCESS = """
 
     plan = msgspec.json.decode(Path("plan.json").read_bytes(), type=RunPlan)
     me = int(sys.argv[1])
-    seen = []
+    seen, all_are_here = [], threading.Event()
+
+    def hear(node):
+        seen.append(node)
+        if {1, 2} <= set(seen) and (not restart or seen.count(2) > 1):
+            all_are_here.set()
 
     def main():
         with Task(Context()) as task:
-            task.on("hello", lambda node: seen.append(node))
+            task.on("hello", hear)
 
             @middleware(roles=["learner"])
             def learn(ctx):
-                task.wait_for("hello", 30.0)
                 if "forever" in sys.argv:
-                    return
-                if {1, 2} <= set(seen) and (not restart or seen.count(2) > 1):
-                    task.stop("all are here")
+                    task.wait_for("the end", 600.0)
+                assert all_are_here.wait(60.0)
+                task.stop("all are here")
 
             @middleware(roles=["collector"])
             def collect(ctx):
@@ -54,8 +60,8 @@ PROCESS = """
                     raise ValueError("node 1 cannot continue")
                 if restart and me == 2 and not Path("again").exists():
                     Path("again").touch()
-                    time.sleep(600)
-                time.sleep(0.05)
+                    threading.Event().wait()
+                task.wait_for("the end", 600.0)
 
             task.use(learn).use(collect).run()
             return task.stop_reason
@@ -102,23 +108,35 @@ def processes(folder: Path, *extra: str) -> Iterator[list[subprocess.Popen[str]]
         yield started
 
 
-def answers(started: Sequence[subprocess.Popen[str]]) -> list[object]:
+def answers(started: Sequence[subprocess.Popen[str]]) -> list[Any]:
     texts = [process.communicate(timeout=60)[0] for process in started]
     return [json.loads(text.splitlines()[-1]) for text in texts]
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("topology", ["star", "mesh"])
+@pytest.mark.parametrize("topology", mostly_slow(["star", "mesh"], keep=1))
 def test_processes_that_others_start_form_a_run(folder: Path, topology: str) -> None:
     write_plan(folder, {"learner": 1, "collector": 2}, topology)
     with processes(folder) as started:
-        for answer, phase, n_statuses, variable in answers(started):  # type: ignore[misc]
+        for answer, phase, n_statuses, variable in answers(started):
             assert (answer, phase, variable) == ("all are here", "finished", None)
             assert n_statuses >= 2
         assert [process.returncode for process in started] == [0, 0, 0]
 
 
-def test_a_peer_that_stays_for_less_than_a_second_is_in_a_status(tmp_path: Path) -> None:
+def test_a_peer_that_joins_and_leaves_between_two_statuses_is_in_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was_noticed = Event()
+    peers = Router.peers
+
+    def noticed(router: Router) -> list[Any]:
+        identities = peers(router)
+        if router.node_id == 0 and identities:
+            was_noticed.set()
+        return identities
+
+    monkeypatch.setattr(Router, "peers", noticed)
     addresses = [f"ipc://{tmp_path}/{number}" for number in range(2)]
     plan = plan_run({"learner": 1, "collector": 1}, addresses=addresses)
     is_running, has_met = Event(), Event()
@@ -137,7 +155,7 @@ def test_a_peer_that_stays_for_less_than_a_second_is_in_a_status(tmp_path: Path)
     with ThreadPoolExecutor() as pool:
         learner = pool.submit(join_run, plan, 0, learn, on_status=look)
         assert is_running.wait(20.0)
-        pool.submit(join_run, plan, 1, lambda: time.sleep(0.3)).result(20.0)
+        pool.submit(join_run, plan, 1, lambda: was_noticed.wait(20.0)).result(40.0)
         learner.result(40.0)
     assert has_met.is_set()
     assert {1: ("collector",)} in seen
@@ -161,7 +179,7 @@ def test_nodes_of_one_process_end_in_any_order_and_leave_no_name(
 
     with ThreadPoolExecutor() as pool:
         learner = pool.submit(join_run, plan, 0, first)
-        assert wait_until(lambda: NODE_VARIABLE in os.environ, 20.0)
+        wait_until(lambda: NODE_VARIABLE in os.environ, "the first node")
         collector = pool.submit(join_run, plan, 1, second)
         learner.result(40.0)
         first_has_ended.set()
@@ -174,13 +192,11 @@ def test_nodes_of_one_process_end_in_any_order_and_leave_no_name(
 def test_a_killed_process_is_replaced_by_one_with_the_same_plan(folder: Path) -> None:
     write_plan(folder, {"learner": 1, "collector": 2})
     with processes(folder, "restart") as started:
-        assert wait_until((folder / "again").exists, 60.0)
+        wait_until((folder / "again").exists, "node 2", deadline_s=60)
         started[2].kill()
         started[2].wait(30)
         with start(folder, "2", "restart") as another:
-            assert {answer[0] for answer in answers([*started[:2], another])} == {  # type: ignore[index]
-                "all are here"
-            }
+            assert {answer[0] for answer in answers([*started[:2], another])} == {"all are here"}
 
 
 @pytest.mark.process
@@ -197,7 +213,7 @@ def test_an_error_of_the_program_is_raised_and_the_node_leaves(folder: Path) -> 
 def test_sigterm_stops_one_node_in_order(folder: Path) -> None:
     write_plan(folder, {"learner": 1, "collector": 2})
     with processes(folder, "forever") as started:
-        assert wait_until((folder / "ran-1").exists, 60.0)
+        wait_until((folder / "ran-1").exists, "node 1", deadline_s=60)
         started[1].send_signal(signal.SIGTERM)
         started[1].wait(60)
         assert started[1].returncode == 128 + signal.SIGTERM

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from dmiddleware.launch.hosts.interface import Ended, HostEvent
@@ -19,7 +21,9 @@ LEARNER, COLLECTOR = NodePlan(0, ("learner",)), NodePlan(1, ("collector",))
 COORDINATOR = NodePlan(2, ("coordinator",))
 
 
-def run(nodes: list[NodePlan], *script: tuple[float, list[HostEvent]]) -> tuple[int, str, float]:
+def run(
+    nodes: list[NodePlan], *script: tuple[float, Sequence[HostEvent]]
+) -> tuple[int, str, float]:
     host = ScriptedHost([(at, event) for at, events in script for event in events])
     options = SupervisorOptions(on_failure="continue", kill_after_s=5.0)
     code, notes = supervised(host, nodes, options)

@@ -74,15 +74,15 @@ def test_the_first_rank_completes_the_run_and_no_other_can_hold_it_up() -> None:
 
 
 def test_ranks_that_end_without_a_stop_have_ended_too() -> None:
-    ends = [Reported(0, NodeStatus(phase="finished", step=9)), Ended(0, 0)]
+    ends: list[HostEvent] = [Reported(0, NodeStatus(phase="finished", step=9)), Ended(0, 0)]
     host, code, _ = run(RANKS, [(5.0, running(1)), *at(10.0, ends)])
     assert (list(host.killed), code) == ([1], 0)
 
 
 def test_a_launcher_that_has_joined_counts_from_when_the_learner_has_left() -> None:
     knows = running(1, is_over=True, peers=("learner", "evaluator"))
-    script = [(5.0, knows), (100.0, running(1, is_over=True, peers=("evaluator",)))]
-    host, code, _text = run([COLLECTOR], script)
+    left = running(1, is_over=True, peers=("evaluator",))
+    host, code, _text = run([COLLECTOR], [(5.0, knows), (100.0, left)])
     assert code == 0
     assert host.killed == {1: pytest.approx(120.0, abs=0.5)}
 
@@ -116,7 +116,7 @@ def test_a_pause_of_the_launcher_does_not_count() -> None:
 
 
 PROGRAM = """
-    import os, subprocess, threading, time
+    import os, subprocess, threading
     from dmiddleware import Context, Task, middleware
 
     def main(hangs, after=""):
@@ -133,8 +133,9 @@ PROGRAM = """
             def act(ctx):
                 if ctx.total_step == 2 and is_late:
                     ctx.task.emit("late", only_remote=True)
-                    time.sleep(1000)
-                time.sleep(0.01)
+                    threading.Event().wait()
+                if ctx.total_step == 2:
+                    ctx.task.wait_for("the end", 600.0)
 
             if task.has_role("learner"):
                 task.on("late", everybody.set)

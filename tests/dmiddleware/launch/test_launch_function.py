@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,8 +15,8 @@ import pytest
 
 from dmiddleware.errors import LaunchError, WaitTimeout
 from dmiddleware.launch import launch
-from dmiddleware.launch.leftovers import wait_until
 from tests.variants import mostly_slow
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -74,26 +75,24 @@ def test_a_program_without_a_main_guard_starts_itself_in_two_processes(
 
 
 def forever(started: Path) -> None:
-    import time
-
     from dmiddleware import Context, Task
 
     def step(ctx: Context) -> None:
         started.touch()
-        time.sleep(0.01)
+        task.wait_for("the end", 600.0)
 
     with Task(Context()) as task:
         task.use(step).run()
 
 
-def by_value(function: object, *arguments: object) -> object:
+def by_value(function: Callable[..., object], *arguments: object) -> Callable[[], object]:
     """Return the function with its arguments, to be sent as it is: test modules have no names."""
     import functools
 
     import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    return functools.partial(function, *arguments)  # type: ignore[arg-type]
+    return functools.partial(function, *arguments)
 
 
 def test_a_run_can_be_stopped_and_waited_for(
@@ -101,8 +100,8 @@ def test_a_run_can_be_stopped_and_waited_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     main = by_value(forever, tmp_path / "started")
-    with launch(main, parallel_workers=2, show=False) as run:  # type: ignore[arg-type]
-        assert wait_until((tmp_path / "started").exists, 60.0)
+    with launch(main, parallel_workers=2, show=False) as run:
+        wait_until((tmp_path / "started").exists, "the first step", deadline_s=60)
         with pytest.raises(WaitTimeout, match=r"still running after 0.1 s; node 0"):
             run.wait(0.1)
         assert run.running and set(run.status()) == {0, 1}
@@ -126,12 +125,12 @@ def test_an_interrupted_wait_says_that_the_run_continues(
     waiter = threading.get_ident()
 
     def interrupt() -> None:
-        assert wait_until((tmp_path / "started").exists, 60.0)
-        assert wait_until(lambda: _is_in(waiter, "wait"), 60.0)
+        wait_until((tmp_path / "started").exists, "the first step", deadline_s=60)
+        wait_until(lambda: _is_in(waiter, "wait"), "the wait for the run", deadline_s=60)
         signal.pthread_kill(waiter, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    run = launch(main, parallel_workers=2)  # type: ignore[arg-type]
+    run = launch(main, parallel_workers=2)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         if in_block:
@@ -159,7 +158,7 @@ def _is_in(thread: int, function: str) -> bool:
 
 def test_the_end_of_the_caller_ends_the_run(tmp_path: Path) -> None:
     program = textwrap.dedent("""
-        import os, time
+        import os, threading
         from pathlib import Path
         from dmiddleware import Context, Task
         from dmiddleware.launch import launch
@@ -167,20 +166,20 @@ def test_the_end_of_the_caller_ends_the_run(tmp_path: Path) -> None:
         def main():
             def step(ctx):
                 Path(f"pid-{os.getpid()}").touch()
-                time.sleep(0.01)
+                task.wait_for("the end", 600.0)
             with Task(Context()) as task:
                 task.use(step).run()
 
         launch(main, parallel_workers=2)
-        time.sleep(600)
+        threading.Event().wait()
     """)
     caller = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)
     try:
-        assert wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2, 60.0)
+        wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2, "both nodes", deadline_s=60)
         caller.send_signal(signal.SIGKILL)
         caller.wait(30)
         pids = [int(file.name.removeprefix("pid-")) for file in tmp_path.glob("pid-*")]
-        assert wait_until(lambda: not any(map(psutil.pid_exists, pids)), 60.0)
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)), "their ends", deadline_s=60)
     finally:
         caller.kill()
 
@@ -193,7 +192,7 @@ def test_a_failure_is_raised_with_its_first_cause(
     def fail() -> None:
         raise ZeroDivisionError("of this program")
 
-    with launch(by_value(fail), show=False) as run:  # type: ignore[arg-type]
+    with launch(by_value(fail), show=False) as run:
         with pytest.raises(LaunchError, match="ZeroDivisionError: of this program"):
             run.result(60.0)
         assert run.wait() == 1
@@ -210,7 +209,7 @@ def test_a_result_that_cannot_be_sent_is_an_error(
         return threading.Lock()
 
     with (
-        launch(by_value(lock), show=False) as run,  # type: ignore[arg-type]
+        launch(by_value(lock), show=False) as run,
         pytest.raises(LaunchError, match="cannot be pickled"),
     ):
         run.result(60.0)
@@ -239,6 +238,6 @@ def test_options_are_checked_before_anything_starts(
 def test_what_cannot_be_sent_is_refused_before_anything_starts() -> None:
     lock = threading.Lock()
     with pytest.raises(LaunchError, match="inside of the function"):
-        launch(by_value(lambda: lock))  # type: ignore[arg-type]
+        launch(by_value(lambda: lock))
     with pytest.raises(LaunchError, match="needs a function or its name"):
         launch(7)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 PROGRAM = """
-    import ctypes, multiprocessing, os, signal, subprocess, sys, time
+    import ctypes, multiprocessing, os, signal, subprocess, sys, threading
     from multiprocessing import shared_memory
     from pathlib import Path
     from dmiddleware import Context, Task
@@ -42,7 +42,7 @@ PROGRAM = """
                 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                     signal.signal(number, signal.SIG_IGN)
                 note(os.getpid())
-                time.sleep(600)
+                signal.pause()
             os._exit(0)
         os.wait()
 
@@ -81,7 +81,7 @@ PROGRAM = """
         start_all()
         Path("running").touch()
         # Python runs no other thread meanwhile.
-        ctypes.PyDLL(None).sleep(600)
+        ctypes.PyDLL(None).pause()
 
     def leaks_shared_memory():
         memory = shared_memory.SharedMemory(create=True, size=16)
@@ -90,10 +90,18 @@ PROGRAM = """
         os.kill(os.getpid(), signal.SIGKILL)
 
     def waits_for_a_process():
-        multiprocessing.get_context("spawn").Process(target=work).start()
+        spawn = multiprocessing.get_context("spawn")
+        is_over = spawn.Event()
+        spawn.Process(target=work, args=(is_over,)).start()
 
-    def work():
-        time.sleep(2)
+        def tell():
+            threading.main_thread().join()
+            is_over.set()
+
+        threading.Thread(target=tell).start()
+
+    def work(is_over):
+        assert is_over.wait(60.0)
         Path("worked").touch()
 """
 
@@ -136,8 +144,8 @@ def test_processes_that_a_node_leaves_behind_are_ended(
 @pytest.mark.parametrize("function", mostly_slow(["holds_the_interpreter", "forever"], keep=1))
 def test_a_killed_launcher_leaves_no_process_and_no_folder(folder: Path, function: str) -> None:
     (folder / "memory").mkdir()
-    options = ("--shared-memory", "memory", "--kill-after", "3")
-    options = (*options, "--parallel-workers", "2" if function == "forever" else "1")
+    n_nodes = "2" if function == "forever" else "1"
+    options = ("--shared-memory", "memory", "--kill-after", "3", "--parallel-workers", n_nodes)
     count = 8 if function == "forever" else 4
     with start(folder, "--main", f"program.{function}", *options) as launcher:
         wait_until(lambda: len(pids(folder)) == count, "all processes", deadline_s=60)

@@ -130,7 +130,7 @@ def test_a_result_that_still_has_to_run_is_an_error() -> None:
     with pytest.raises(LaunchError, match="returned a coroutine"):
         call_main(lambda: work(), "program.main")
     with pytest.raises(LaunchError, match="returned a generator"):
-        call_main(lambda: (x for x in ()), "program.main")
+        call_main(lambda: (x for x in "a"), "program.main")
     call_main(lambda: 0, "program.main")
 
 

@@ -49,7 +49,7 @@ def chained(error: Exception, cause: Exception) -> Exception:
 
 def fall_back() -> None:
     try:
-        _ = {}["fast"]  # type: ignore[var-annotated]
+        _ = dict[str, int]()["fast"]
     except KeyError:
         raise RuntimeError("the slow way failed too") from None
 
@@ -59,7 +59,7 @@ def refuse_once() -> None:
 
 
 def without_its_module() -> gymnasium.Env[object, object]:
-    import no_such_module  # noqa: F401  # type: ignore[import-not-found]
+    import no_such_module  # type: ignore[import-not-found]  # noqa: F401
 
     raise AssertionError
 
@@ -74,7 +74,7 @@ IN_THE_CODE: dict[str, Callable[[], BaseException]] = {
     "a setting": lambda: ConfigError("no"),
     "a space": lambda: SpaceError("no"),
     "an env that breaks the interface": lambda: EnvProtocolError("no"),
-    "a middleware": lambda: raised_by(lambda: Task().use(lambda: None)),  # type: ignore[arg-type]
+    "a middleware": lambda: raised_by(lambda: Task().use(lambda: None)),  # type: ignore[arg-type, misc]
     "an env that does not exist": lambda: raised_by(lambda: gymnasium.make("NoSuchEnv-v9")),
     "an error because of one": lambda: chained(RuntimeError("install it"), ImportError("no")),
     "one of several": lambda: ExceptionGroup("two", [OSError("no"), TypeError("no")]),

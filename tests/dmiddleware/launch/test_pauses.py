@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
 import textwrap
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -123,15 +124,12 @@ def test_a_node_that_hangs_is_noticed_despite_pauses() -> None:
 
 
 PROGRAM = """
-    import time
     from pathlib import Path
     from dmiddleware import Context, Task
 
     def step(ctx):
         Path("stepping").touch()
-        until = time.monotonic() + 40.0
-        while time.monotonic() < until and not Path("end").exists():
-            time.sleep(0.05)
+        Path("end").read_text()  # a pipe: the step ends when the test says so
         ctx.task.stop("all done")
 
     def main():
@@ -156,6 +154,7 @@ def suspended(processes: Sequence[psutil.Process]) -> Iterator[None]:
 @pytest.mark.parametrize("who", mostly_slow(["job", "launcher", "node"], keep=1))
 def test_a_run_survives_that_it_is_suspended(tmp_path: Path, who: str) -> None:
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    os.mkfifo(tmp_path / "end")
     # A node that does not come back has failed, so its pause must be shorter than the limit.
     pause_s, limit_s, more_s = (4.0, 7.0, 4.0) if who == "node" else (4.0, 3.0, 1.0)
     options = ("--main", "program.main", "--hang-timeout", f"{limit_s}")
@@ -163,10 +162,11 @@ def test_a_run_survives_that_it_is_suspended(tmp_path: Path, who: str) -> None:
         wait_until((tmp_path / "stepping").exists, "the node", deadline_s=60)
         itself, nodes = psutil.Process(launcher.pid), ditask_process.node_processes(launcher)
         processes = {"job": [*nodes, itself], "launcher": [itself], "node": nodes}[who]
-        with suspended(processes):
-            threading.Event().wait(pause_s)
-        threading.Event().wait(more_s)
-        (tmp_path / "end").touch()
+        with suspended(processes), pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(pause_s)
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(more_s)
+        (tmp_path / "end").write_text("")
         text, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 0, text
     assert "--hang-timeout" not in text

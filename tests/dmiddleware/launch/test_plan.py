@@ -176,9 +176,9 @@ LEARNER = (("learner",),)
 
 
 def test_learners_on_several_hosts_are_refused() -> None:
-    options = {"roles": LEARNER, "elsewhere": (("collector",), *LEARNER)}
+    asked = request(roles=LEARNER, elsewhere=(("collector",), *LEARNER))
     with pytest.raises(LaunchError, match=r"2 learners.*--platform-spec"):
-        plan_nodes(request(**options))
+        plan_nodes(asked)
 
 
 def test_each_learner_needs_a_collector() -> None:

@@ -18,9 +18,10 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 CONTAINER = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
 ORPHANS = 40
 PROGRAM = """
-    import os, subprocess, sys, time
+    import os, subprocess, sys
     from pathlib import Path
     from dmiddleware import Context, Task, middleware
+    from tests.waiting import wait_until
 
     def orphans(path):
         for _ in range(ORPHANS):
@@ -41,18 +42,12 @@ PROGRAM = """
             states += [state] if parent == "1" else []
         return states.count("Z")
 
-    def wait_for(condition):
-        until = time.monotonic() + 60.0
-        while not condition() and time.monotonic() < until:
-            time.sleep(0.01)
-        return condition()
-
     def run(end):
         path = Path(f"orphans-{os.getpid()}")
         orphans(path)
         assert os.stat("/proc/1/exe").st_ino == os.stat(sys.executable).st_ino
-        assert wait_for(lambda: path.read_text() == "x" * ORPHANS)
-        assert wait_for(lambda: not zombies()), f"{zombies()} zombies"
+        wait_until(lambda: path.read_text() == "x" * ORPHANS, "the orphans", deadline_s=60)
+        wait_until(lambda: not zombies(), lambda: f"{zombies()} zombies", deadline_s=60)
         print("no zombies", subprocess.run(["sh", "-c", "exit 7"]).returncode, flush=True)
         with Task(Context()) as task:
 
@@ -94,7 +89,7 @@ def ditask(folder: Path, function: str, *options: str) -> tuple[int, str]:
         stderr=subprocess.STDOUT,
         text=True,
         timeout=150,
-        env={**os.environ, "TMPDIR": str(folder)},
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[3])},
         check=False,
     )
     return done.returncode, done.stdout

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -17,7 +17,6 @@ import pytest
 
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.hosts.ray import RayHost, folder_for_ray
-from dmiddleware.launch.leftovers import wait_until
 from tests.dmiddleware.launch import ditask_process
 from tests.dmiddleware.launch.ray_cluster import (
     RayCluster,
@@ -26,6 +25,7 @@ from tests.dmiddleware.launch.ray_cluster import (
     rays_environment,
     why_no_ray,
 )
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.process,
@@ -35,7 +35,7 @@ pytestmark = [
 
 # The learner ends once each collector has been heard as often as the file "enough" says.
 PROGRAM = """
-    import os, sys, time
+    import os, sys, threading
     from collections import Counter
     from pathlib import Path
     from dmiddleware import Context, Task, middleware
@@ -58,7 +58,7 @@ PROGRAM = """
             def collect(ctx):
                 task.emit("hello", task.router.node_id, only_remote=True)
                 (Path("seen") / f"{task.router.node_id}-{me}").touch()
-                time.sleep(0.02)
+                threading.Event().wait(0.02)
 
             task.use(learn).use(collect).run()
         print("arguments", sys.argv[1:], "ended", task.stop_reason, flush=True)
@@ -71,7 +71,7 @@ ROLES = ("--main", "program.main", "--roles", "learner=1,collector=2")
 
 # The chain of examples.cartpole_dqn, whose collector takes as long as one with a simulator.
 SLOW_CARTPOLE = """
-    import time
+    import threading, time
     from pathlib import Path
     from dmiddleware import Task, middleware
     from dmiddleware.data import TensorBuffer
@@ -82,7 +82,7 @@ SLOW_CARTPOLE = """
 
     @middleware(roles=[Role.COLLECTOR])
     def wait(ctx):
-        time.sleep(0.25)
+        threading.Event().wait(0.25)
 
     def main():
         with Task(seed=0) as task:
@@ -173,10 +173,10 @@ def test_the_end_of_the_launcher_ends_the_run(
     cluster: RayCluster, folder: Path, number: signal.Signals
 ) -> None:
     cluster.start(*ROLES, cwd=folder)
-    assert wait_until(lambda: len(list((folder / "seen").iterdir())) == 2, 60.0)
+    wait_until(lambda: len(seen(folder)) == 2, "both collectors", deadline_s=60)
     cluster.signal(number)
     assert cluster.wait() == (130 if number == signal.SIGINT else -number)
-    assert wait_until(lambda: cluster.do("actors") == 0, 30.0)
+    wait_until(lambda: cluster.do("actors") == 0, "the end of the actors", deadline_s=30)
     if number == signal.SIGINT:
         text = output(folder)
         # A node may learn of it from another one first.
@@ -191,10 +191,10 @@ def test_a_ray_node_that_is_lost_twice_is_replaced(folder: Path) -> None:
         cluster.start(*ROLES, "--on-failure", "restart", cwd=folder)
         for n_lost in (1, 2):
             n_seen = 1 + n_lost
-            assert wait_until(lambda n=n_seen: len(seen(folder)) >= n, 90.0), output(folder)  # type: ignore[misc]
+            wait_until(_has_seen(folder, n_seen), lambda: output(folder), deadline_s=90)
             cluster.remove_node(lost)
             lost = cluster.add_node()
-        assert wait_until(lambda: len(seen(folder)) >= 4, 90.0), output(folder)
+        wait_until(_has_seen(folder, 4), lambda: output(folder), deadline_s=90)
         (folder / "enough").write_text("20")
         code = cluster.wait()
         text = output(folder)
@@ -218,6 +218,10 @@ def test_a_job_that_was_submitted_runs_with_its_working_directory(folder: Path) 
 
 def seen(folder: Path) -> list[str]:
     return sorted(file.name for file in (folder / "seen").iterdir())
+
+
+def _has_seen(folder: Path, count: int) -> Callable[[], bool]:
+    return lambda: len(seen(folder)) >= count
 
 
 def test_ray_is_asked_for_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +341,7 @@ def test_cartpole_is_solved_although_a_ray_node_is_lost_twice(folder: Path) -> N
         lost = "127.0.0.3"
         for n_lost in (1, 2):
             n_seen = 2 + n_lost
-            assert wait_until(lambda n=n_seen: len(seen(folder)) >= n, 120.0), output(folder)  # type: ignore[misc]
+            wait_until(_has_seen(folder, n_seen), lambda: output(folder), deadline_s=120)
             cluster.remove_node(lost)
             lost = cluster.add_node()
         code = cluster.wait(900.0)
@@ -360,7 +364,7 @@ def test_a_signal_while_ray_starts_has_its_exit_code(folder: Path) -> None:
             names = [one.name() for one in rays.children(recursive=True)]
             return any("gcs_server" in name for name in names)
 
-        assert wait_until(has_begun, 60.0)
+        wait_until(has_begun, "the start of Ray", deadline_s=60)
         launcher.terminate()
         text, _ = launcher.communicate(timeout=120)
     assert launcher.returncode == 143, text

@@ -19,7 +19,7 @@ from dmiddleware.launch.plan import NodeConfig, NodePlan, RunPlan
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 
 PROGRAM = """
-    import time
+    import threading
     from pathlib import Path
     from dmiddleware import Context, Task
 
@@ -33,7 +33,7 @@ PROGRAM = """
     def stay():
         def sleep(ctx):
             print("running", flush=True)
-            time.sleep(600)
+            threading.Event().wait()
 
         with Task(Context()) as task:
             task.use(sleep).run()

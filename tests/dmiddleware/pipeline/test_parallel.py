@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-import dmiddleware.pipeline.chain as chain_module
+import dmiddleware.pipeline.branches as branches_module
 from dmiddleware import ChainError, Context, EventError, Task, WaitTimeout
-from dmiddleware.pipeline.chain import Branches
+from dmiddleware.pipeline.branches import Branches
 from dmiddleware.pipeline.onion import Chain, CompiledMiddleware
 from dmiddleware.testing import Tape
 
@@ -152,7 +152,7 @@ def test_an_interrupt_raised_in_a_branch_is_not_wrapped():
 
 
 def test_an_interrupt_from_the_keyboard_waits_for_the_branches(monkeypatch, caplog):
-    real_wait = chain_module.wait
+    real_wait = branches_module.wait
     presses = [1]
 
     def wait_interrupted(futures, timeout):
@@ -161,7 +161,7 @@ def test_an_interrupt_from_the_keyboard_waits_for_the_branches(monkeypatch, capl
             raise KeyboardInterrupt
         return real_wait(futures, timeout)
 
-    monkeypatch.setattr(chain_module, "wait", wait_interrupted)
+    monkeypatch.setattr(branches_module, "wait", wait_interrupted)
     tape = Tape()
     with pytest.raises(KeyboardInterrupt) as caught, Task(Context()) as task:
         task.use(task.parallel(tape.generator("a"), tape.generator("b"), fail)).run()
@@ -179,7 +179,7 @@ def test_a_second_interrupt_does_not_wait_for_the_branches(monkeypatch):
     def slow(ctx):
         tape(gate.wait(DEADLINE_S))
 
-    monkeypatch.setattr(chain_module, "wait", wait_interrupted)
+    monkeypatch.setattr(branches_module, "wait", wait_interrupted)
     with pytest.raises(KeyboardInterrupt), Task(Context()) as task:
         task.use(task.parallel(task.serial(Tape().generator("suspended"), slow))).run()
     gate.set()
@@ -199,7 +199,7 @@ def test_a_long_wait_names_the_branches_in_the_log(caplog):
 
     steps = [[CompiledMiddleware(lambda ctx: None, "fast")], [CompiledMiddleware(slow, "slow")]]
     branches = Branches(map(Chain, steps), "middleware 7 (parallel)", report_s=0.01)
-    logger = logging.getLogger(chain_module.__name__)
+    logger = logging.getLogger(branches_module.__name__)
     logger.addHandler(handler := Warned())
     try:
         Chain([CompiledMiddleware(branches.middleware, "parallel")]).run(Context())

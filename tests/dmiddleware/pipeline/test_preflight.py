@@ -211,6 +211,22 @@ def test_a_buffer_that_holds_data_already_may_be_drawn_from():
     assert problems_of(part(draws_from=([1, 2],))) == []
 
 
+def test_a_function_can_report_problems():
+    seen = []
+
+    def preflight(chain):
+        seen.extend(chain.middleware)
+        return ["it explores nothing; add EpsGreedyHandler(policy)"]
+
+    @middleware(preflight=preflight)
+    def learn(ctx):
+        pass
+
+    (problem,) = problems_of(learn)
+    assert "middleware 1 (learn): it explores nothing; add EpsGreedyHandler" in problem
+    assert seen == [learn]
+
+
 def test_a_middleware_can_report_further_problems():
     class Learner:
         def __init__(self, *problems):
@@ -239,6 +255,85 @@ def test_a_middleware_can_report_further_problems():
     inactive = part(roles=(Role.COLLECTOR,))
     inactive.preflight = lambda chain: ["never called"]
     assert problems_of(inactive, part(roles=(Role.LEARNER,)), roles=(Role.LEARNER,)) == []
+
+
+class Bound:
+    """A middleware that records what the task calls, and the chains to which it is bound."""
+
+    def __init__(self, tape, name):
+        self.tape, self.__name__ = tape, name
+        self.chains = []
+
+    def __call__(self, ctx):
+        self.tape.append(f"{self.__name__} runs")
+
+    def preflight(self, chain):
+        self.tape.append(f"{self.__name__} is checked")
+        return ()
+
+    def bind(self, chain):
+        self.tape.append(f"{self.__name__} is bound")
+        self.chains.append(list(chain.middleware))
+
+    def setup(self, task):
+        self.tape.append(f"{self.__name__} is set up")
+
+
+def test_middleware_are_bound_to_the_chain_between_its_check_and_their_set_up():
+    tape = []
+    first, second = Bound(tape, "first"), Bound(tape, "second")
+    inactive = Bound(tape, "inactive")
+    with Task(OnlineRLContext(), roles=(Role.LEARNER,)) as task:
+        task.use(first, roles=(Role.LEARNER,)).use(second).use(inactive, roles=(Role.COLLECTOR,))
+        task.check()
+        assert tape == ["first is checked", "second is checked"]
+        task.run(max_step=1)
+    assert tape[2:] == [
+        *("first is checked", "second is checked", "first is bound", "second is bound"),
+        *("first is set up", "second is set up", "first runs", "second runs"),
+    ]
+    assert first.chains == second.chains == [[first, second, inactive]]
+
+
+def test_middleware_are_bound_again_to_a_chain_that_has_changed():
+    tape = []
+    first, later = Bound(tape, "first"), Bound(tape, "later")
+    with Task(OnlineRLContext()) as task:
+        task.use(first).run(max_step=1)
+        task.run(max_step=1)
+        task.use(later).run(max_step=1)
+    assert (first.chains, later.chains) == ([[first], [first, later]], [[first, later]])
+    assert tape.count("first is set up") == 1
+
+
+def test_a_middleware_that_is_first_called_in_a_step_is_bound_although_nothing_checks_it():
+    tape = []
+    inner, grouped = Bound(tape, "inner"), Bound(tape, "grouped")
+
+    def call_inner(ctx):
+        ctx.task.wrap(inner)(ctx).back()
+        list(ctx.task.serial(grouped)(ctx))
+
+    with Task(OnlineRLContext()) as task:
+        task.use(call_inner).run(max_step=2)
+    assert tape == [
+        *("inner is bound", "inner is set up", "inner runs"),
+        *("grouped is bound", "grouped is set up", "grouped runs"),
+        *("inner runs", "grouped runs"),
+    ]
+    assert (inner.chains, grouped.chains) == ([[call_inner, inner]], [[call_inner, grouped]])
+
+
+def test_an_error_while_a_middleware_is_bound_names_it():
+    class Unready(Bound):
+        def bind(self, chain):
+            raise ValueError("no limits")
+
+    with Task(OnlineRLContext()) as task:
+        task.use(Unready([], "unready"))
+        with pytest.raises(ValueError, match="no limits") as raised:
+            task.run(max_step=1)
+    assert "while unready was being bound to the chain" in raised.value.__notes__
 
 
 def test_what_a_wrapped_middleware_declares_counts_for_the_chain():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dmiddleware.pipeline import Context, Task
+from dmiddleware.pipeline import Context, Task, middleware
 from dmiddleware.router import Router
 
 
@@ -34,6 +34,19 @@ def test_only_rank_0_runs_middleware_that_are_lead_only(rank: int) -> None:
         assert task.rank == rank
     assert every.calls == ["setup", "step", "step"]
     assert lead.calls == ([] if rank else every.calls)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_function_can_be_lead_only(rank: int) -> None:
+    steps = []
+
+    @middleware(lead_only=True)
+    def lead(ctx: Context) -> None:
+        steps.append(ctx.total_step)
+
+    with Task(Context(), rank=rank) as task:
+        task.use(lead).run(max_step=2)
+    assert steps == ([] if rank else [0, 1])
 
 
 def test_ranks_have_seeds_of_their_own_and_rank_0_those_of_a_process_alone() -> None:

@@ -19,6 +19,7 @@ from dmiddleware.model import CentralizedActorCritic, QMIXNetwork
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy, SACPolicy
 from dmiddleware.reward import GAIL, RND
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
+from dmiddleware.tree import with_columns
 from tests.dmiddleware.policy.every_policy import others_are_slow
 from tests.dmiddleware.policy.one_round import (
     BOX,
@@ -233,9 +234,7 @@ def test_ppo_learns_from_flags() -> None:
         for _ in range(12):
             rows = collector.collect(512)
             adv = rows["reward"] - rows["value"]
-            batch = flatten_lead(
-                as_tree({**{n: rows[n] for n in rows}, "adv": adv, "ret": rows["reward"]})
-            )
+            batch = flatten_lead(with_columns(rows, adv=adv, ret=rows["reward"]))
             for _ in range(8):
                 policy.learn_mode.forward(batch)
         mean = np.mean(evaluate_episodes(policy, envs, 16).get_episode_return()) / 10

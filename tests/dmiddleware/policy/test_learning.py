@@ -10,7 +10,7 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
 from dmiddleware.rl import gae
 from dmiddleware.rollout import RolloutCollector
-from dmiddleware.tree import as_tree, flatten_lead, index_rows, to_numpy
+from dmiddleware.tree import as_tree, flatten_lead, index_rows, to_numpy, with_columns
 
 pytestmark = pytest.mark.learning
 
@@ -74,7 +74,7 @@ def train_ppo(env, cfg, *, n_envs, n_steps, iterations, epochs, size, gae_lambda
                 discount=policy.cfg.discount,
                 gae_lambda=gae_lambda,
             )
-            flat = flatten_lead(as_tree({**dict(rows.items()), "adv": adv, "ret": ret}))
+            flat = flatten_lead(with_columns(rows, adv=adv, ret=ret))
             for _ in range(epochs):
                 for chosen in torch.randperm(n_envs * n_steps, generator=order).split(size):
                     policy.learn_mode.forward(index_rows(flat, chosen))

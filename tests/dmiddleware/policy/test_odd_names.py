@@ -31,6 +31,7 @@ from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.reward import GAIL, ICM, RND, IntrinsicCritic
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.settings import plain_values
+from dmiddleware.tree import with_columns
 from dmiddleware.worker import SampleSerialCollector
 from tests.dmiddleware.policy.every_policy import others_are_slow
 from tests.dmiddleware.policy.one_round import ANY_ACTION, BOX, STOCK, Drawn, one_round
@@ -134,7 +135,7 @@ def test_learned_rewards_see_parts_of_any_name() -> None:
         model.update(rows)
         assert model.reward(rows).isfinite().all()
     critic = IntrinsicCritic.for_env(env, policy)
-    estimated = critic.estimate(as_tree({**to_dict(rows), "learned_reward": rows["reward"]}))
+    estimated = critic.estimate(with_columns(rows, learned_reward=rows["reward"]))
     assert estimated["learned_adv"].isfinite().all()
 
 

@@ -84,9 +84,9 @@ def test_modes_have_the_documented_fields(small):
 
 def test_a_policy_that_does_not_learn_has_neither_targets_nor_optimizers(small):
     (q,) = (DQNPolicy({"model": small}, modes=["collect"]).components[name] for name in ("q",))
-    assert q.target is None and q.optimizer is None
+    assert not q.has_target and q.optimizer is None
     learning = DQNPolicy({"model": small}).components["q"]
-    assert learning.target is not None and learning.optimizer is not None
+    assert learning.has_target and learning.optimizer is not None
 
 
 @pytest.mark.parametrize("use", ["learn", "eval"])

@@ -90,6 +90,7 @@ def test_a_value_is_kept_or_refused_with_its_name(
         assert kept == value or is_nearest or kept == tuple(value)
 
 
+@pytest.mark.process
 def test_a_type_checker_knows_the_settings_of_a_policy(tmp_path: Path) -> None:
     told = type_check(PROGRAM, tmp_path)
     assert told[:5] == [

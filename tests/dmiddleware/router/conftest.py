@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,8 @@ def endpoints(request: pytest.FixtureRequest, address: str) -> Iterator[StreamEn
 def router_endpoints(request: pytest.FixtureRequest, address: str) -> RouterEndpoints:
     """Return what two routers need to be connected."""
     kind = request.param
+    one: dict[str, Any]
+    other: dict[str, Any]
     if kind == "memory":
         network = StreamNetwork()
         one, other = ({"transport": network.transport(name)} for name in ("a", "b"))

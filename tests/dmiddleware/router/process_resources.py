@@ -1,18 +1,16 @@
-"""Threads and descriptors that a test leaves, and waiting for something to come true."""
+"""Threads and descriptors that a test leaves."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
-__all__ = ["comes_true", "is_hung_up_on", "n_descriptors", "nothing_left", "threads"]
+from tests.waiting import wait_until
 
-DEADLINE_S: Final = 20.0
+__all__ = ["is_hung_up_on", "n_descriptors", "nothing_left", "threads"]
 
 
 @contextlib.contextmanager
@@ -21,11 +19,9 @@ def nothing_left() -> Iterator[None]:
     before, n_before = threads(), n_descriptors()
     yield
     # There may be fewer than before: nng may have closed some of its own.
-    assert comes_true(lambda: threads() == before and n_descriptors() <= n_before), (
-        threads(),
-        before,
-        n_descriptors(),
-        n_before,
+    wait_until(
+        lambda: threads() == before and n_descriptors() <= n_before,
+        lambda: f"{threads()} to become {before}, and {n_descriptors()} descriptors {n_before}",
     )
 
 
@@ -35,16 +31,6 @@ def threads() -> list[str]:
 
 def n_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def comes_true(predicate: Callable[[], bool], within_s: float = DEADLINE_S) -> bool:
-    """Wait until a predicate is true; return whether it is."""
-    deadline = time.monotonic() + within_s
-    while not predicate():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def is_hung_up_on(made: socket.socket) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from dmiddleware.router.transport.stream import (
 )
 from tests.accepting import accepting
 from tests.router_state import locked_node
+from tests.waiting import wait_until
 
 __all__ = [
     "DEADLINE_S",
@@ -33,23 +33,12 @@ __all__ = [
     "WatchedTransport",
     "array_of",
     "big",
-    "eventually",
     "is_in_a_file_of",
     "two_nodes",
 ]
 
 KEY = bytes(range(32))
 DEADLINE_S = 20.0
-
-
-def eventually(predicate: Callable[[], bool]) -> bool:
-    """Wait until a predicate is true; return whether it is."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not predicate():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 class WatchedTransport:
@@ -164,7 +153,10 @@ def two_nodes(
             for node in (listens, dials):
                 node.router.wait_for_peers(1, timeout_s=DEADLINE_S, events=("big",))
             if agree:
-                assert eventually(lambda: listens.shares_with(1) and dials.shares_with(0))
+                wait_until(
+                    lambda: listens.shares_with(1) and dials.shares_with(0),
+                    "both to agree to share memory",
+                )
             yield listens, dials
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ from dmiddleware.errors import RouterError
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import Stream, Transport
 from dmiddleware.router.transport.tls import TlsFiles
+from tests.waiting import wait_until
 
 N_THREADS: Final = 4
 DEADLINE_S: Final = 60.0
@@ -29,7 +29,8 @@ class Side:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self.ended = threading.Semaphore(0)
+        self.ended = threading.Event()
+        self.has_moved = threading.Event()
         self.n_pending = 2
         self._lock = threading.Lock()
         self._buffer = memoryview(bytearray(100_000))
@@ -47,10 +48,12 @@ class Side:
         if error is not None:
             self._end()
         else:
+            self.has_moved.set()
             self._send()
 
     def _on_bytes(self, outcome: int | RouterError) -> None:
         if isinstance(outcome, int):
+            self.has_moved.set()
             self.stream.receive([self._buffer], self._on_bytes)
         else:
             self._end()
@@ -60,7 +63,7 @@ class Side:
             self.n_pending -= 1
             assert self.n_pending >= 0, "a callback came twice"
             if not self.n_pending:
-                self.ended.release()
+                self.ended.set()
 
 
 class Closer:
@@ -81,17 +84,18 @@ class Closer:
         for number in range(count):
             side = Side(self._transport.dial(self._address, timeout_s=DEADLINE_S))
             self._orders[number % len(self._orders)](side)
-            assert side.ended.acquire(timeout=DEADLINE_S), "a callback did not come"
+            assert side.ended.wait(DEADLINE_S), "a callback did not come"
 
     def _at_once(self, side: Side) -> None:
         side.stream.close()
 
     def _soon(self, side: Side) -> None:
-        time.sleep(self._random.uniform(0.0, 0.003))
+        # It connects, or sends and receives, unless the listener closes it.
+        side.ended.wait(self._random.uniform(0.0, 0.003))
         side.stream.close()
 
     def _from_two_threads(self, side: Side) -> None:
-        time.sleep(self._random.uniform(0.0, 0.002))
+        side.ended.wait(self._random.uniform(0.0, 0.002))
         other = threading.Thread(target=side.stream.close)
         other.start()
         side.stream.close()
@@ -131,16 +135,21 @@ def main(address: str, count: int, *tls: str) -> None:
     for closer in closers:
         closer.join()
     listener.close()
-    deadline = time.monotonic() + DEADLINE_S
-    # nng's own threads keep a few descriptors.
-    while n_descriptors() > n_before + 8 or "router-io" in thread_names():
-        assert time.monotonic() < deadline, (n_descriptors(), n_before, thread_names())
+
+    def are_closed() -> bool:
         # The last one may be accepted after the listener was closed.
-        for side in accepted:
+        for side in list(accepted):
             side.stream.close()
-        time.sleep(0.01)
+        # nng's own threads keep a few descriptors.
+        return n_descriptors() <= n_before + 8 and "router-io" not in thread_names()
+
+    wait_until(
+        are_closed,
+        lambda: f"{n_before} descriptors, not {n_descriptors()}, and the end of {thread_names()}",
+        deadline_s=DEADLINE_S,
+    )
     for side in accepted:
-        assert side.ended.acquire(timeout=DEADLINE_S), "a callback did not come"
+        assert side.ended.wait(DEADLINE_S), "a callback did not come"
     print(count // N_THREADS * N_THREADS)
 
 

@@ -12,11 +12,17 @@ from dataclasses import dataclass, field
 from dmiddleware.errors import RouterError
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import Listener, Piece, Stream, Transport
-from tests.dmiddleware.router.process_resources import comes_true, threads
+from tests.dmiddleware.router.process_resources import threads
+from tests.waiting import wait_until
 
-__all__ = ["DEADLINE_S", "End", "StreamEndpoints", "start_nng"]
+__all__ = ["DEADLINE_S", "End", "StreamEndpoints", "accept", "start_nng"]
 
 DEADLINE_S = 20.0
+
+
+def accept(stream: Stream) -> None:
+    """Receive everything from a connection that was accepted."""
+    End(stream)
 
 
 def start_nng() -> None:
@@ -25,7 +31,7 @@ def start_nng() -> None:
         stream = NngStreamTransport().dial(f"ipc://{folder}/nobody", timeout_s=DEADLINE_S)
         End(stream).ended()
         stream.close()
-    assert comes_true(lambda: "router-io" not in threads())
+    wait_until(lambda: "router-io" not in threads(), "nng's dial to end")
 
 
 class End:
@@ -129,7 +135,7 @@ class StreamEndpoints:
     _open: list[Stream] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def listening(self, on_connection: Callable[[Stream], None]) -> Iterator[Listener]:
+    def listening(self, on_connection: Callable[[Stream], object]) -> Iterator[Listener]:
         """Listen; close all connections at the end."""
         is_over = threading.Event()
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from dmiddleware.launch.leftovers import wait_until
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
 from dmiddleware.router.transport.nng_stream import NngStreamListener, NngStreamTransport
-from dmiddleware.router.transport.stream import OnConnection, Stream
+from dmiddleware.router.transport.stream import OnConnection, OnSent, Piece, Stream
 from tests.accepting import accepting
+from tests.waiting import wait_until
 
 DEADLINE_S = 20.0
 
@@ -22,18 +22,32 @@ class SlowTransport(NngStreamTransport):
     """Listens, and returns only after a peer has connected and said hello."""
 
     def listen(self, address: str, on_connection: OnConnection) -> NngStreamListener:
-        connected = threading.Event()
+        connected, answered = threading.Event(), threading.Event()
 
-        def note(stream: Stream) -> float:
-            pause_s = on_connection(stream)
+        def note(stream: Stream) -> float | None:
+            pause_s = on_connection(_NotedStream(stream, answered))
             connected.set()
             return pause_s
 
         listener = super().listen(address, note)
         assert connected.wait(DEADLINE_S)
-        # Its hello arrives meanwhile.
-        time.sleep(0.2)
+        # Its hello is answered now, or waits until this returns.
+        answered.wait(0.2)
         return listener
+
+
+class _NotedStream:
+    """A stream that notes when something is sent."""
+
+    def __init__(self, inner: Stream, has_sent: threading.Event) -> None:
+        self._inner = inner
+        self._has_sent = has_sent
+        self.receive = inner.receive
+        self.close = inner.close
+
+    def send(self, pieces: Sequence[Piece], on_sent: OnSent) -> bool:
+        self._has_sent.set()
+        return self._inner.send(pieces, on_sent)
 
 
 @pytest.mark.timeout(60)
@@ -46,7 +60,7 @@ def test_a_peer_that_connects_early_is_served(tmp_path: Path) -> None:
     ):
         router.attach(accepting(lambda name, args, kwargs: arrived.set(), waits=True))
         router.subscribe("hello", active=True)
-        assert wait_until(lambda: bool(peer.subscribers("hello")), DEADLINE_S)
+        wait_until(lambda: peer.subscribers("hello"), "the subscription")
         # Larger than what a stranger may send.
         peer.emit(Event("hello"), (b"x" * 1_000_000,), {})
         assert arrived.wait(DEADLINE_S)

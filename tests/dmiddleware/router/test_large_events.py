@@ -52,7 +52,7 @@ def two(
         Router(listen=address, key=KEY, options=listens, **endpoints.listens) as one,
         Router(node_id=1, dial=[one.address], key=KEY, options=dials, **endpoints.dials) as other,
     ):
-        received = [Received(router, "bulk", "small") for router in (one, other)]
+        received = (Received(one, "bulk", "small"), Received(other, "bulk", "small"))
         for router in (one, other):
             router.wait_for_peers(1, timeout_s=DEADLINE_S, events=("bulk", "small"))
         yield one, other, *received

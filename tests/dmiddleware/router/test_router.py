@@ -9,6 +9,7 @@ import pickle
 import queue
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,9 +37,10 @@ from dmiddleware.router.transport.stream import Stream
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from tests.accepting import accepting
 from tests.dmiddleware.router.endpoints import RouterEndpoints
-from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on, n_descriptors
+from tests.dmiddleware.router.process_resources import is_hung_up_on, n_descriptors
 from tests.dmiddleware.router.stream_ends import start_nng
 from tests.router_state import break_connection, locked_node, n_refused
+from tests.waiting import wait_until
 
 KEY = bytes(range(32))
 OTHER_KEY = bytes(range(1, 33))
@@ -223,7 +225,7 @@ def test_a_router_that_ends_with_an_error_leaves_its_events_to_its_successor(lis
         for number in range(3):
             learner.emit(Event("e", required=True), (number,), {})
         with Router(node_id=1, dial=[learner.address], key=KEY) as successor:
-            assert comes_true(lambda: bool(successor.peer_ids()))
+            wait_until(lambda: bool(successor.peer_ids()), "the successor to join")
             later = Received(successor, "e")
             assert later.of("e", 3) == [(0,), (1,), (2,)]
 
@@ -239,14 +241,18 @@ def test_a_suspended_router_accepts_nothing_and_closes_without_a_goodbye(listen:
             failing.suspend()
             failing.subscribe("e", active=False)
             learner.emit(Event("e"), (1,), {})
-            assert comes_true(lambda: learner.peer_traffic()[1].waiting == 1)
+            wait_until(
+                lambda: learner.peer_traffic()[1].waiting == 1, "an event that waits for its peer"
+            )
             again = Received(failing, "e")
             assert again.of("e", 1) == [(1,)]
             failing.suspend()
         got.of("node.left", 1)
         assert got.events[-1][2] == {"reason": "the connection broke"}
         learner.emit(Event("e"), (2,), {})
-        assert comes_true(lambda: learner.peer_traffic()[1].waiting == 1)
+        wait_until(
+            lambda: learner.peer_traffic()[1].waiting == 1, "an event that waits for its peer"
+        )
         assert first.count("e") == again.count("e") == 1
 
 
@@ -263,12 +269,14 @@ def test_what_a_goodbye_drops_is_counted_and_reported(listen: str) -> None:
             hanging.of("node.joined", 1)
             hanging.hold = True
             learner.emit(Event("e"), (0, bytes(1000)), {})
-            assert comes_true(lambda: hanging.holding)
+            wait_until(lambda: hanging.holding, "the reader to hold an event")
             for number in range(1, 600):
                 learner.emit(Event("e"), (number, bytes(1000)), {})
             # The handler holds one event, and the inbox has room for one behind it.
             waiting = 598
-            assert comes_true(lambda: learner.peer_traffic()[1].waiting == waiting)
+            wait_until(
+                lambda: learner.peer_traffic()[1].waiting == waiting, f"{waiting} events that wait"
+            )
             with locked_node(leaving) as node:
                 node.accepting = False
             hanging.release()
@@ -316,11 +324,11 @@ def test_an_event_may_be_acknowledged_only_when_it_was_handled(
         for number in range(100):
             sender.emit(HANDLED, (number,), {})
         peer = receiver.node_id
-        assert comes_true(lambda: "e" in receiver.traffic())
+        wait_until(lambda: "e" in receiver.traffic(), "an event to arrive")
         assert sender.peer_traffic()[peer].waiting >= 100
         got.release()
         assert [one[0] for one in got.of("e", 100)] == list(range(100))
-        assert comes_true(lambda: sender.peer_traffic()[peer].waiting == 0)
+        wait_until(lambda: sender.peer_traffic()[peer].waiting == 0, "acknowledgments")
 
 
 def test_events_that_were_not_handled_go_to_the_next_program(listen: str) -> None:
@@ -342,9 +350,9 @@ def test_events_that_were_not_handled_go_to_the_next_program(listen: str) -> Non
         for handled in (True, False, False):
             _, done = confirmed.get(timeout=DEADLINE_S)
             done(handled)
-        assert comes_true(lambda: sender.peer_traffic()[0].waiting == 2)
+        wait_until(lambda: sender.peer_traffic()[0].waiting == 2, "both events to wait")
         assert Received(receiver).of("e", 2) == [(1,), (2,)]
-        assert comes_true(lambda: sender.peer_traffic()[0].waiting == 0)
+        wait_until(lambda: sender.peer_traffic()[0].waiting == 0, "acknowledgments")
 
 
 def test_a_handler_that_raises_counts_as_handled(listen: str) -> None:
@@ -356,7 +364,7 @@ def test_a_handler_that_raises_counts_as_handled(listen: str) -> None:
         receiver.subscribe("e", active=True)
         sender.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         sender.emit(HANDLED, (1,), {})
-        assert comes_true(lambda: sender.peer_traffic()[0].waiting == 0)
+        wait_until(lambda: sender.peer_traffic()[0].waiting == 0, "acknowledgments")
         assert sender.close() == {}
 
 
@@ -537,7 +545,7 @@ def test_a_delivery_callback_may_close_the_router(listen: str, closes: int) -> N
         dialer.dial(listener.address)
         with dialer:
             assert closed.get(timeout=DEADLINE_S) == {}
-    assert comes_true(lambda: set(threading.enumerate()) <= before)
+    wait_until(lambda: set(threading.enumerate()) <= before, "the router's threads to end")
 
 
 def test_a_router_closed_before_its_start_cannot_be_started(listen: str) -> None:
@@ -583,17 +591,19 @@ def test_waiting_for_room_ends_when_the_router_fails(tmp_path: Path) -> None:
     def take(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         release.wait(600.0)
 
-    def fill() -> None:
+    def fill(timeout_s: float) -> None:
+        while True:
+            router.emit(Event("e", timeout_s=timeout_s), (bytes(500),), {})
+
+    def wait_for_room() -> None:
         try:
-            while True:
-                router.emit(Event("e", timeout_s=600.0), (bytes(500),), {})
+            fill(600.0)
         except HandshakeRefused as error:
             errors.append(error)
 
     def is_waiting() -> bool:
-        n_sent = router.traffic()["e"].sent if "e" in router.traffic() else 0
-        time.sleep(0.2)
-        return n_sent > 0 and router.traffic()["e"].sent == n_sent
+        assert emitting.ident is not None
+        return sys._current_frames()[emitting.ident].f_code.co_name == "wait"
 
     with (
         Router(node_id=2, listen=elsewhere, run_id="other", key=KEY),
@@ -604,9 +614,11 @@ def test_waiting_for_room_ends_when_the_router_fails(tmp_path: Path) -> None:
         reader.attach(accepting(take, waits=True))
         reader.subscribe("e", active=True)
         router.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
-        emitting = threading.Thread(target=fill, daemon=True)
+        with pytest.raises(DeliveryTimeout):
+            fill(0.2)
+        emitting = threading.Thread(target=wait_for_room, daemon=True)
         emitting.start()
-        assert comes_true(is_waiting)
+        wait_until(is_waiting, "the emitting thread to wait for room")
         router.dial(elsewhere)
         emitting.join(DEADLINE_S)
         assert len(errors) == 1
@@ -709,7 +721,7 @@ def test_a_router_leaves_nothing_when_it_has_closed(
             raise KeyError
     assert set(threading.enumerate()) <= before
     # nng closes the descriptors of TLS connections in the background.
-    assert comes_true(lambda: n_descriptors() <= n_before, 2.0)
+    wait_until(lambda: n_descriptors() <= n_before, "the descriptors to be closed")
     if address.startswith("ipc://"):
         socket_file = Path(address.removeprefix("ipc://"))
         assert not [one for one in socket_file.parent.iterdir() if one.is_socket()]
@@ -822,5 +834,5 @@ def test_many_rejected_frames_log_few_warnings(
             with connect(learner.address) as stranger:
                 stranger.sendall(sent)
                 assert is_hung_up_on(stranger)
-        assert comes_true(lambda: n_refused(learner) == 40)
+        wait_until(lambda: n_refused(learner) == 40, "40 refusals")
     assert 1 <= caplog.text.count("closed a connection") < 20

@@ -53,6 +53,7 @@ def test_what_is_not_finite_becomes_null(path: Path, value: float | None) -> Non
     assert json.loads(path.read_text(), parse_constant=pytest.fail) == {"env_step": 1, "a": None}
 
 
+@pytest.mark.process
 def test_rows_survive_kill_minus_nine(path: Path) -> None:
     program = (
         "import os, signal, sys\n"

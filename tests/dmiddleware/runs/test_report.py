@@ -51,6 +51,7 @@ def browse(page: str, *options: str) -> str:
     return run.stdout
 
 
+@pytest.mark.process
 def test_a_browser_without_a_network_draws_the_page() -> None:
     videos = Path("runs/a/seed-0/videos")
     videos.mkdir()

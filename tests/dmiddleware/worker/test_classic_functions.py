@@ -42,6 +42,7 @@ def test_a_process_without_a_group_is_rank_0_of_1(monkeypatch):
     dist_finalize()
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_processes_join_a_group_and_leave_it():
     with socket.socket() as free:

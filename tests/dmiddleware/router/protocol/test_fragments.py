@@ -371,7 +371,7 @@ def send_fragment(connection: Connection, fragment: Fragment, data: bytes, **fie
     assert session is not None
     contents = FrameContents(msgspec.msgpack.encode(fragment), (data,) if data else ())
     numbers = {"stream": 0, "data_sequence": 2, **fields}
-    frame = session.make(FrameType.FRAGMENT, contents, incarnation=1, **numbers)
+    frame = session.make(FrameType.FRAGMENT, contents, incarnation=1, **numbers)  # type: ignore[arg-type]
     connection.receive(1, bytearray(bytes(frame)))
     if connection.errors:
         raise connection.errors[0]
@@ -454,9 +454,9 @@ def test_fragments_join_to_the_event_over_any_number_of_connections(
             assembly.add(Fragment.of(frame), frame)
     assert transfer.is_sent and transfer.next_fragment() is None
     got = CODEC.decode(assembly.event().skeleton, assembly.event().buffers)
-    assert got[0] == text and [one.tolist() for one in got[1:]] == [
-        one.tolist() for one in value[1:]
-    ]
+    arrays: list[Any] = [*value[1:]]
+    assert got[0] == text
+    assert [array.tolist() for array in got[1:]] == [array.tolist() for array in arrays]
 
 
 @pytest.mark.parametrize("offset", [-1, None, 10**6])

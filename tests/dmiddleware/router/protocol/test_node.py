@@ -776,7 +776,7 @@ def test_a_broadcast_is_laid_out_once_and_copied_for_no_peer() -> None:
         exchange(connection)
         assert listener.offer(name, event)
         route = connection.routes[1]
-        route.put = lambda frame, urgent=False: frames.append(frame)  # type: ignore[method-assign]
+        route.put = lambda frame, urgent=False: frames.append(frame)  # type: ignore[method-assign, misc]
         connection.fill(1)
     assert len(frames) == 3 and all(isinstance(frame, OutgoingFrame) for frame in frames)
     assert event.contents is not None

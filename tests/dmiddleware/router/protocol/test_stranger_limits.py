@@ -56,6 +56,7 @@ def test_a_silent_connection_is_closed_before_one_with_a_hello() -> None:
     strangers.note_hello(11)
     # All have said hello, so one of them makes room.
     closed = strangers.add(12, 0.0)
+    assert closed is not None
     assert closed in {*range(9), 11} and closed not in strangers
     assert len(strangers) == 10
 

@@ -25,9 +25,9 @@ from dmiddleware.router.transport.stream import OnBytes, Stream
 from dmiddleware.router.wire.frame import FrameType, type_of
 from dmiddleware.router.wire.stream_frames import CHUNK_BYTES
 from tests.accepting import accepting
-from tests.dmiddleware.router.process_resources import comes_true
 from tests.dmiddleware.router.tampering import Forge, Note, TamperingTransport, forged_refusal
 from tests.router_state import locked_node, n_refused
+from tests.waiting import wait_until
 
 KEY = bytes(range(32))
 DEADLINE_S = 20.0
@@ -115,12 +115,12 @@ def test_forged_refusals_in_a_session_only_cause_a_new_connection(tmp_path: Path
                 lambda name, args, kwargs: got.append(args[0]) if name == "e" else None, waits=True
             )
         )
-        assert comes_true(lambda: listener.subscribers("e") == [1])
+        wait_until(lambda: listener.subscribers("e") == [1], "the subscription")
         for number in range(5):
             listener.emit(Event("e"), (number,), {})
-        assert comes_true(lambda: got == [0, 1, 2, 3, 4])
-        assert comes_true(lambda: len(forged) == 2)
-        assert comes_true(lambda: dialer.peer_ids() == [0])
+        wait_until(lambda: got == [0, 1, 2, 3, 4], "five events")
+        wait_until(lambda: len(forged) == 2, "both forged frames")
+        wait_until(lambda: dialer.peer_ids() == [0], "the connection")
         dialer.emit(Event("e"), (), {})
 
 
@@ -148,10 +148,10 @@ def test_replayed_answers_neither_hide_a_dead_listener_nor_make_the_dialer_spin(
 
     with tampered(tmp_path, forge, note) as (_, dialer):
         dialer.wait_for_peers(1, timeout_s=DEADLINE_S)
-        assert comes_true(lambda: FrameType.HEARTBEAT in recorded)
+        wait_until(lambda: FrameType.HEARTBEAT in recorded, "a heartbeat")
         dead = True
-        assert comes_true(lambda: not dialer.peer_ids(), DEADLINE_S)
-        assert comes_true(lambda: len(hellos) >= 4, DEADLINE_S)
+        wait_until(lambda: not dialer.peer_ids(), "the dead listener to count as lost")
+        wait_until(lambda: len(hellos) >= 4, "four attempts")
         # Each failed attempt waits twice as long as the one before it.
         assert hellos[3] - hellos[0] > 0.3
         assert not dialer.peer_ids()
@@ -172,7 +172,7 @@ class TricklingTransport(NngStreamTransport):
         self.n_calls = 0
         self.head = struct.pack("<4sIQ", b"DMWS", CHUNK_BYTES, 16 << 20)
 
-    def dial(self, address: str, *, timeout_s: float) -> Stream:  # type: ignore[override]
+    def dial(self, address: str, *, timeout_s: float) -> Stream:
         return _TricklingStream(super().dial(address, timeout_s=timeout_s), self)
 
 
@@ -215,12 +215,12 @@ def test_a_silent_peer_stays_connected_while_its_connection_moves_bytes(tmp_path
         )
         dialer.wait_for_peers(1, timeout_s=DEADLINE_S)
         transport.trickles = True
-        assert comes_true(lambda: transport.n_calls >= 8)
+        wait_until(lambda: transport.n_calls >= 8, "eight parts of the frame")
         assert not left, "bytes have moved"
         transport.swallows = True
-        assert comes_true(lambda: bool(left)), "the connection is dead"
+        wait_until(lambda: bool(left), "the dead connection to be noticed")
         transport.trickles = transport.swallows = False
-        assert comes_true(lambda: dialer.peer_ids() == [0])
+        wait_until(lambda: dialer.peer_ids() == [0], "the connection")
 
 
 @contextlib.contextmanager
@@ -251,14 +251,14 @@ def test_a_listener_that_says_nothing_is_dialed_again(
         silent_listener(tmp_path) as (address, accepted),
         Router(node_id=1, dial=[address], key=KEY),
     ):
-        assert comes_true(lambda: len(accepted) >= 3)
+        wait_until(lambda: len(accepted) >= 3, "three attempts")
 
 
 def test_closing_does_not_wait_for_peers_that_do_not_answer(tmp_path: Path) -> None:
     with silent_listener(tmp_path) as (address, accepted):
         router = Router(node_id=1, dial=[address, "tcp://127.0.0.1:1"], key=KEY)
         router.start()
-        assert comes_true(lambda: bool(accepted))
+        wait_until(lambda: bool(accepted), "the first attempt")
         started_at = time.monotonic()
         assert router.close() == {}
         assert time.monotonic() - started_at < 2.0
@@ -298,7 +298,7 @@ def test_a_frame_whose_processing_fails_costs_one_connection(
         monkeypatch.setattr(node, "on_frame", fail_once)
         for number in range(3):
             other.emit(Event("e"), (number,), {})
-        assert comes_true(lambda: got == [0, 1, 2]), "the lock was released"
+        wait_until(lambda: got == [0, 1, 2], "three events in order, which needs the lock")
         assert "KeyError" in caplog.text
         assert node.n_sessions >= 2
 
@@ -328,8 +328,8 @@ def test_threads_that_emit_at_once_keep_the_frames_of_a_connection_in_order(
             thread.start()
         for thread in emitting:
             thread.join(DEADLINE_S)
-        assert comes_true(lambda: len(got) == 800)
-        for thread in range(4):
-            assert [number for one, number in got if one == thread] == list(range(200))
+        wait_until(lambda: len(got) == 800, "800 events")
+        for sender in range(4):
+            assert [number for thread, number in got if thread == sender] == list(range(200))
         assert dialer.peer_traffic()[0].resent_frames == 0
         assert n_refused(listener) == 0

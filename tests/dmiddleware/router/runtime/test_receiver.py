@@ -14,7 +14,7 @@ from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.runtime.receiver import DecodedEvent, Receiver
 from tests.accepting import accepting
 from tests.dmiddleware.router.node_pairs import CODEC, emit, exchange, join, make_node
-from tests.dmiddleware.router.process_resources import comes_true
+from tests.waiting import wait_until
 
 DEADLINE_S = 20.0
 LARGE = NodeOptions(batch_bytes=2000, outbox_bytes=1 << 24, inbox_bytes=1 << 24)
@@ -107,7 +107,7 @@ def test_a_refused_event_and_later_ones_are_delivered_in_order_by_the_blocking_t
     room = threading.Event()
 
     def accept(
-        name: str, args: tuple[Any, ...], kwargs: dict[str, Any], done: None, may_wait: bool
+        name: str, args: tuple[Any, ...], kwargs: dict[str, Any], done: object, may_wait: bool
     ) -> bool:
         if may_wait:
             return room.wait(0.05) and scene.take(name, args, kwargs)
@@ -209,5 +209,5 @@ def test_announcements_are_processed_without_a_callback(scene: Scene) -> None:
         scene.remote.subscriptions.subscribe(["weights"])
         exchange(scene.connection)
     scene.receiver.deliver_ready()
-    assert comes_true(lambda: scene.n_announcements >= 1)
+    wait_until(lambda: scene.n_announcements >= 1, "an announcement")
     assert scene.node.subscriptions.subscribers("weights") == ("1",)

@@ -11,8 +11,8 @@ import pytest
 
 from dmiddleware.errors import RouterError, RouterStateError, TransportError
 from dmiddleware.router.transport.stream import Stream
-from tests.dmiddleware.router.process_resources import comes_true
 from tests.dmiddleware.router.stream_ends import DEADLINE_S, End, StreamEndpoints
+from tests.waiting import wait_until
 
 
 def test_bytes_arrive_in_order_in_both_directions(endpoints: StreamEndpoints) -> None:
@@ -159,7 +159,7 @@ def test_a_callback_that_raises_closes_only_its_own_connection(
 
     with endpoints.listening(accept) as listener, caplog.at_level(logging.CRITICAL):
         dialers = [End(endpoints.dial(listener.address)) for _ in range(2)]
-        assert comes_true(lambda: len(accepted) == 2)
+        wait_until(lambda: len(accepted) == 2, "both connections")
         for dialer in dialers:
             # The one whose peer fails may learn of that before it knows that it has sent.
             dialer.stream.send([b"hello"], dialer.on_sent)

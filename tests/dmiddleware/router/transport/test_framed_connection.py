@@ -16,8 +16,8 @@ from dmiddleware.router.transport.framed_connection import Callbacks, FramedConn
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import Stream
 from dmiddleware.router.wire.stream_frames import CHUNK_BYTES
-from tests.dmiddleware.router.process_resources import comes_true
 from tests.dmiddleware.router.stream_ends import DEADLINE_S, StreamEndpoints
+from tests.waiting import wait_until
 
 MAX_BYTES = 32 << 20
 
@@ -49,11 +49,11 @@ class Peer:
         self._call(self, self.frames[-1])
 
     def expect(self, n: int) -> list[bytes]:
-        assert comes_true(lambda: len(self.frames) >= n), len(self.frames)
+        wait_until(lambda: len(self.frames) >= n, lambda: f"{n} frames, not {len(self.frames)}")
         return self.frames
 
     def end(self) -> RouterError:
-        assert comes_true(lambda: bool(self.errors))
+        wait_until(lambda: bool(self.errors), "the end of the connection")
         return self.errors[0]
 
 
@@ -65,7 +65,7 @@ def test_both_sides_send_frames_of_all_lengths(endpoints: StreamEndpoints) -> No
         dialer = Peer(endpoints.dial(listener.address))
         for frame in frames:
             dialer.send(frame)
-        assert comes_true(lambda: bool(accepted))
+        wait_until(lambda: bool(accepted), "the connection")
         for frame in reversed(frames):
             accepted[0].send(frame)
         assert accepted[0].expect(40) == frames
@@ -90,7 +90,7 @@ def test_many_threads_send_at_once(endpoints: StreamEndpoints) -> None:
             thread.start()
         for thread in threads:
             thread.join(DEADLINE_S)
-        assert comes_true(lambda: bool(accepted))
+        wait_until(lambda: bool(accepted), "the connection")
         heads = [frame.rstrip(b"\0").split() for frame in accepted[0].expect(400)]
         for name in range(4):
             numbers = [int(number) for sender, number in heads if int(sender) == name]
@@ -104,7 +104,7 @@ def test_urgent_frames_overtake_large_ones(endpoints: StreamEndpoints) -> None:
         for _ in range(4):
             dialer.send(bytes(30 * CHUNK_BYTES))
         dialer.send(b"heartbeat", urgent=True)
-        assert comes_true(lambda: bool(accepted))
+        wait_until(lambda: bool(accepted), "the connection")
         assert b"heartbeat" in accepted[0].expect(5)[:3]
 
 
@@ -125,7 +125,7 @@ def test_frames_that_are_too_long_or_are_none_end_the_connection(
         assert accepted[0].frames == [b"fine"]
         stream = endpoints.dial(listener.address)
         stream.send([b"GET / HTTP/1.1\r\n\r\n"], lambda error: None)
-        assert comes_true(lambda: len(accepted) == 2)
+        wait_until(lambda: len(accepted) == 2, "both connections")
         assert isinstance(accepted[1].end(), FrameError)
 
 
@@ -190,7 +190,7 @@ def test_a_peer_that_does_not_read_costs_a_known_amount(tmp_path: Path) -> None:
         socket.socket(socket.AF_UNIX) as stranger,
     ):
         stranger.connect(f"{tmp_path}/s")
-        assert comes_true(lambda: bool(accepted))
+        wait_until(lambda: bool(accepted), "the connection")
         for _ in range(100):
             accepted[0].send(bytes(100_000))
         unsent = accepted[0].connection.unsent_bytes

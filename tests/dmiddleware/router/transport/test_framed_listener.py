@@ -20,8 +20,9 @@ from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from dmiddleware.testing import FakeClock
 from dmiddleware.testing.stream_network import StreamNetwork
-from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on, nothing_left
+from tests.dmiddleware.router.process_resources import is_hung_up_on, nothing_left
 from tests.dmiddleware.router.stream_ends import DEADLINE_S, start_nng
+from tests.waiting import wait_until
 
 MAX_BYTES = 1 << 20
 
@@ -75,7 +76,7 @@ class Server:
     def stranger(self) -> Iterator[socket.socket]:
         with socket.socket(socket.AF_UNIX) as made:
             made.settimeout(DEADLINE_S)
-            assert comes_true(lambda: self._connects(made))
+            wait_until(lambda: self._connects(made), "room in the system's queue")
             yield made
 
     def _connects(self, made: socket.socket) -> bool:
@@ -132,7 +133,7 @@ def test_a_stranger_that_sends_too_much_or_garbage_is_hung_up_on(
         with contextlib.suppress(ConnectionError):
             while stranger.recv(100):
                 pass
-        assert comes_true(lambda: len(server.errors) == 1)
+        wait_until(lambda: len(server.errors) == 1, "the end of the connection")
         assert len(server.frames) <= 1
 
 
@@ -146,14 +147,14 @@ def test_a_stranger_that_says_nothing_is_hung_up_on(server: Server) -> None:
         server.clock.advance(0.2)
         server.listener.close_late()
         assert is_hung_up_on(silent) and is_hung_up_on(greeting)
-        assert comes_true(lambda: len(server.errors) == 2)
+        wait_until(lambda: len(server.errors) == 2, "the ends of two connections")
 
 
 def test_a_peer_joins_among_hundreds_of_silent_connections(server: Server) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(server.stranger())
-        assert comes_true(lambda: len(server.errors) == 180)
+        wait_until(lambda: len(server.errors) == 180, "180 strangers to be refused")
         peer = stack.enter_context(server.stranger())
         peer.sendall(framed(b"hello"))
         assert replies(peer, b"challenge")
@@ -175,22 +176,25 @@ def test_peers_far_away_join_while_others_connect_all_the_time(server: Server) -
                 made.connect(str(server.path))
                 made.recv(1)
 
+    def joins() -> bool:
+        nonlocal n_attempts
+        n_attempts += 1
+        with contextlib.suppress(OSError), server.stranger() as peer:
+            peer.sendall(framed(b"hello"))
+            if not replies(peer, b"challenge"):
+                return False
+            # It is so far away that others are refused in the meantime.
+            n_refused = len(server.errors) + 8
+            wait_until(lambda: len(server.errors) >= n_refused, "eight refusals")
+            peer.sendall(framed(b"key"))
+            return replies(peer, b"welcome")
+        return False
+
     attackers = [threading.Thread(target=attack) for _ in range(25)]
     for attacker in attackers:
         attacker.start()
     try:
-        deadline = time.monotonic() + DEADLINE_S
-        while True:
-            assert time.monotonic() < deadline, f"{n_attempts} attempts have failed"
-            n_attempts += 1
-            with contextlib.suppress(OSError), server.stranger() as peer:
-                peer.sendall(framed(b"hello"))
-                if not replies(peer, b"challenge"):
-                    continue
-                time.sleep(0.05)
-                peer.sendall(framed(b"key"))
-                if replies(peer, b"welcome"):
-                    break
+        wait_until(joins, lambda: f"a peer to join; {n_attempts} attempts have failed")
     finally:
         is_over.set()
         # The last of them wait for something to be sent.
@@ -249,7 +253,7 @@ def test_a_stranger_counts_several_times_after_a_tls_handshake(
             stream.send([raw], lambda error: None)
         else:
             stream.close()
-    assert comes_true(lambda: n_done == n_connections)
+    wait_until(lambda: n_done == n_connections, "all strangers to be counted")
     expected = max(0.0, (cost * n_connections - BURST) / MAX_PER_S)
     assert strangers.pause_s(0.0) == pytest.approx(expected)
     assert here.close(timeout_s=DEADLINE_S) and there.close(timeout_s=DEADLINE_S)

@@ -31,12 +31,13 @@ WITH_PYNNG = """
     print("ended")
 """
 STILL_CLOSING = """
-    import pynng, time
+    import pynng, threading
     from dmiddleware.router.transport.nng_stream import Operation
 
     def free_late(operation, free=Operation.free):
         print("ended", flush=True)
-        time.sleep(0.3)
+        # The interpreter ends meanwhile.
+        threading.main_thread().join()
         free(operation)
 
     Operation.free = free_late
@@ -44,6 +45,7 @@ STILL_CLOSING = """
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "program", [FORK, WITH_PYNNG, STILL_CLOSING], ids=["fork", "with pynng", "still closing"]
 )

@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +22,11 @@ from tests.dmiddleware.router.shared_folders import (
     Node,
     array_of,
     big,
-    eventually,
     is_in_a_file_of,
     two_nodes,
 )
 from tests.router_state import break_connection, locked_node, n_refused
+from tests.waiting import wait_until
 
 LARGE = 512 << 10
 MB = 1 << 20
@@ -150,7 +151,7 @@ def test_a_process_creates_its_proof_for_its_first_session(folder: Path, address
         assert list(folder.iterdir()) == []
         with Node(None, node_id=1, dial=[router.address]).router:
             router.wait_for_peers(1, timeout_s=DEADLINE_S)
-            assert eventually(lambda: len(list(folder.iterdir())) == 1)
+            wait_until(lambda: len(list(folder.iterdir())) == 1, "one slab")
     assert list(folder.iterdir()) == []
 
 
@@ -197,7 +198,7 @@ def test_an_array_is_copied_once_and_its_memory_is_used_again(folder: Path, addr
             other.arrays.clear()
             del array
             # The newest event may not have been acknowledged or given back yet.
-            assert eventually(lambda: n_in_use(memory) <= 1)
+            wait_until(lambda: n_in_use(memory) <= 1, "the slabs to be returned")
         assert len(big(folder)) <= 2
 
 
@@ -228,7 +229,7 @@ def test_readers_do_not_see_what_another_one_changes_in_place(folder: Path, addr
         returned = Node(SharedMemory(folder), node_id=2, dial=[address])
         with returned.router:
             # The newest one may come again, when the returned node announces its subscriptions.
-            assert eventually(lambda: {array[0] for array in returned.arrays} == {1, 2})
+            wait_until(lambda: {array[0] for array in returned.arrays} == {1, 2}, "both arrays")
             assert [array[0] for array in returned.arrays].count(1) == 1
             assert all((array == array[0]).all() for array in returned.arrays)
 
@@ -274,7 +275,12 @@ def test_a_frame_whose_slab_cannot_be_opened_is_sent_again_over_the_connection(
     folder: Path, address: str
 ) -> None:
     with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
-        other.transport.on_bytes = lambda: [path.unlink() for path in big(folder)] and None
+
+        def remove_slabs() -> None:
+            for path in big(folder):
+                path.unlink()
+
+        other.transport.on_bytes = remove_slabs
         one.emit(array_of(MB, 7))
         other.received(1)
         one.emit(array_of(MB, 8))
@@ -285,7 +291,9 @@ def test_a_frame_whose_slab_cannot_be_opened_is_sent_again_over_the_connection(
         assert not one.shares_with(1) and not other.shares_with(0)
         other.transport.on_bytes = lambda: None
         break_connection(one.router, 1)
-        assert eventually(lambda: one.shares_with(1) and other.shares_with(0))
+        wait_until(
+            lambda: one.shares_with(1) and other.shares_with(0), "both to agree to share memory"
+        )
         one.emit(array_of(MB, 9))
         assert is_in_a_file_of(folder, other.received(3)[2])
         assert len(other.arrays) == 3 and (other.arrays[2] == 9).all()
@@ -306,8 +314,8 @@ def test_memory_is_shared_again_at_once_if_it_has_worked_before(folder: Path, ad
         other.transport.on_bytes = remove_once
         one.emit(array_of(MB, 7))
         assert (other.received(2)[1] == 7).all()
-        assert eventually(lambda: one.left == [1] and other.left == [0])
-        assert eventually(lambda: one.shares_with(1) and other.shares_with(0))
+        wait_until(lambda: one.left == [1] and other.left == [0], "both to notice the end")
+        wait_until(lambda: one.shares_with(1) and other.shares_with(0), "both to agree again")
         one.emit(array_of(MB, 8))
         assert is_in_a_file_of(folder, other.received(3)[2])
 
@@ -322,7 +330,7 @@ def test_a_peer_that_sends_a_ticket_without_an_agreement_is_disconnected(
         connection.route.replace(lambda frame: b"DMWT" + bytes(60))  # type: ignore[attr-defined]
         other.emit(array_of(MB, 3))
         assert (one.received(1)[0] == 3).all(), "the frame is sent again"
-        assert eventually(lambda: one.left == [1])
+        wait_until(lambda: one.left == [1], "the end of the peer")
         assert n_refused(one.router) == 1
 
 
@@ -351,9 +359,12 @@ def test_strangers_read_nothing_and_cost_no_descriptors(
             n_before = n_descriptors()
             opened: list[object] = []
             open_file = os.open
-            monkeypatch.setattr(
-                os, "open", lambda *args, **more: (opened.append(args), open_file(*args, **more))[1]
-            )
+
+            def note_and_open(*args: Any, **options: Any) -> int:
+                opened.append(args)
+                return open_file(*args, **options)
+
+            monkeypatch.setattr(os, "open", note_and_open)
             for said in (proof, proof[:16] + b"..", b""):
                 share = encode_frame(Frame(FrameType.SHARE, metadata=said), max_size=4096)
                 for _ in range(50):
@@ -361,7 +372,7 @@ def test_strangers_read_nothing_and_cost_no_descriptors(
             for _ in range(50):
                 assert _is_refused(address, ticket)
             assert opened == []
-            assert eventually(lambda: n_descriptors() <= n_before)
+            wait_until(lambda: n_descriptors() <= n_before, "the descriptors to be closed")
         other.emit(array_of(MB))
         assert is_in_a_file_of(folder, one.received(1)[0]), "the peers still share memory"
 

@@ -16,10 +16,10 @@ from tests.dmiddleware.router.shared_folders import (
     DEADLINE_S,
     Node,
     array_of,
-    eventually,
     is_in_a_file_of,
     two_nodes,
 )
+from tests.waiting import wait_until
 
 MB = 1 << 20
 
@@ -29,7 +29,8 @@ PROGRAM = """
     from pathlib import Path
     from dmiddleware.router.transport import slabs
     from dmiddleware.router.transport.shared_memory import SharedMemory
-    from tests.dmiddleware.router.shared_folders import Node, array_of, eventually
+    from tests.dmiddleware.router.shared_folders import Node, array_of
+    from tests.waiting import wait_until
 
     phase, address, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 
@@ -60,7 +61,7 @@ PROGRAM = """
     with node.router as router:
         if sends:
             router.wait_for_peers(1, timeout_s=20, events=("big",))
-            assert eventually(lambda: node.shares_with(0))
+            wait_until(lambda: node.shares_with(0), "the nodes to agree to share memory")
             node.emit(array_of(1 << 20, 5))
             die()
         print("listening", flush=True)
@@ -91,8 +92,8 @@ def test_a_sender_killed_at_any_point_leaves_no_files_and_the_others_continue(
     with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
         with start(phase, address, folder) as sender:
             assert sender.wait(DEADLINE_S) == -signal.SIGKILL
-        assert eventually(lambda: one.left == [2])
-        assert eventually(lambda: not files_of(sender, folder)), "its files still exist"
+        wait_until(lambda: one.left == [2], "the sender's end")
+        wait_until(lambda: not files_of(sender, folder), "the sender's files to be removed")
         assert len(one.arrays) <= (phase == "sent")
         assert all((array == 5).all() for array in one.arrays)
         one.arrays.clear()
@@ -110,19 +111,19 @@ def test_a_receiver_killed_at_any_point_leaves_no_files_and_its_successor_gets_t
     with sender.router as router:
         with start(phase, address, folder) as receiver:
             router.wait_for_peers(1, timeout_s=DEADLINE_S, events=("big",))
-            assert eventually(lambda: sender.shares_with(2))
+            wait_until(lambda: sender.shares_with(2), "the nodes to agree to share memory")
             sender.emit(array_of(MB, 6), acknowledged="handled")
             assert receiver.wait(DEADLINE_S) == -signal.SIGKILL
-        assert eventually(lambda: sender.left == [2])
+        wait_until(lambda: sender.left == [2], "the receiver's end")
         assert sum(sender.transport.sent) < MB, "it was not sent through shared memory"
-        assert eventually(lambda: not files_of(receiver, folder)), "its files still exist"
+        wait_until(lambda: not files_of(receiver, folder), "the receiver's files to be removed")
         with start("waiting", address, folder) as successor:
             assert successor.stdout is not None
             assert successor.stdout.readline() == "listening\n"
             assert successor.stdout.readline() == "got it\n"
-            assert eventually(lambda: sender.shares_with(2))
+            wait_until(lambda: sender.shares_with(2), "the nodes to agree to share memory")
             successor.kill()
-        assert eventually(lambda: not files_of(successor, folder))
+        wait_until(lambda: not files_of(successor, folder), "the files to be removed")
     assert list(folder.iterdir()) == []
 
 

@@ -166,6 +166,7 @@ def test_a_full_file_system_is_logged_once_and_not_raised(
     assert "socket is used instead" in caplog.text
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 def test_a_small_file_system_fills_up_without_a_signal(tmp_path: Path) -> None:
     mounted = subprocess.run(
@@ -254,6 +255,7 @@ def test_views_stay_valid_when_the_folder_is_removed(tmp_path: Path) -> None:
         assert held == [b"%d" % number for number in range(64)]
 
 
+@pytest.mark.process
 def test_sweeping_removes_only_the_slabs_of_dead_processes(pool: SlabPool, tmp_path: Path) -> None:
     mine = filled(pool, bytes(1000))[32:].decode()
     dead = subprocess.Popen([sys.executable, "-c", ""])

@@ -22,8 +22,8 @@ from dmiddleware.router.transport.stream import Stream
 from dmiddleware.router.transport.tls import TlsFiles
 from tests.accepting import accepting
 from tests.dmiddleware.router.certificates import Authority
-from tests.dmiddleware.router.process_resources import comes_true
 from tests.dmiddleware.router.stream_ends import End
+from tests.waiting import wait_until
 
 KEY = bytes(range(32))
 ANYWHERE = "tls+tcp://127.0.0.1:0"
@@ -270,7 +270,7 @@ def test_events_travel_between_routers_over_tls(ours: Authority) -> None:
         collector.wait_for_peers(1, timeout_s=DEADLINE_S, events=["n"])
         for number in range(200):
             collector.emit(Event("n"), (number,), {})
-        assert comes_true(lambda: len(numbers) == 200)
+        wait_until(lambda: len(numbers) == 200, "200 numbers")
     assert numbers == list(range(200))
 
 

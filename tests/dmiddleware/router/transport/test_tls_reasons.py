@@ -36,7 +36,12 @@ def outcomes(
 
     with contextlib.ExitStack() as stack:
         listener = NngStreamTransport(tls=listens).listen("tls+tcp://127.0.0.1:0", accept)
-        stack.callback(lambda: [stream.close() for stream in accepted])
+
+        def close_all() -> None:
+            for stream in accepted:
+                stream.close()
+
+        stack.callback(close_all)
         stack.callback(listener.close)
         dialed = NngStreamTransport(tls=dials).dial(listener.address, timeout_s=DEADLINE_S)
         stack.callback(dialed.close)
