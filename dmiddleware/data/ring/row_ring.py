@@ -109,11 +109,6 @@ class RowRing:
         self._compared: list[str] = []
 
     @property
-    def has_structure(self) -> bool:
-        """Whether the first push has fixed the structure of the rows."""
-        return self._schema is not None
-
-    @property
     def paths(self) -> list[str]:
         """Dotted paths of the leaves that every row has; empty before the first push."""
         return [path for path in self._leaves() if _root(path) not in self._start_columns]
