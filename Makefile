@@ -4,6 +4,7 @@ PIP_ARGS ?=
 TEST_PROCESSES ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
+TYPED := .mypy_cache/typed/any-exprs.txt
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e
 PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 	--durations 30
@@ -13,6 +14,7 @@ export PYTHONHASHSEED ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
 .PHONY: help setup train train-distributed test test-fast coverage test-slow check format bench results compare faults docs clean
 
 help: ## Show this list
@@ -48,9 +50,15 @@ test-slow: setup ## Run the tests and variants that test leaves out because they
 check: setup ## Format check, lint, types, spelling, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(MAKE) --no-print-directory $(TYPED)
 	$(BIN)/mypy
 	$(BIN)/codespell
 	$(BIN)/lint-imports
+
+# mypy reads no cache when it reports, but writes one, which the plain run of `make check` reads.
+$(TYPED): $(wildcard dmiddleware/policy/*.py dmiddleware/reward/*.py)
+	$(BIN)/mypy --any-exprs-report $(@D)
+	$(BIN)/python -m tests.typed_algorithms $@
 
 format: setup ## Format the code and apply safe lint fixes
 	$(BIN)/ruff format .

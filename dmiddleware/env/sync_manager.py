@@ -279,7 +279,8 @@ class SyncEnvManager(BaseEnvManager):
         return self._restart(env_id, "reset", failure)
 
     def _reset_once(self, env_id: int) -> tuple[Any, Any]:
-        seed = self._next_seed(env_id)
+        # Most episodes continue the random sequence of their env.
+        seed = self._next_seed(env_id) if self._pending_seeds or self._fixes_seeds else None
         env, options = self._envs[env_id], self._overrides.reset_options[env_id]
         if options is not None:
             result = env.reset(seed=seed, options={**options})

@@ -196,13 +196,11 @@ class NestedEncoder(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        by_path = dict(shape_leaves(obs_shape))
+        shapes = dict(shape_leaves(obs_shape))
         others = {
-            path: leaf_shape
-            for path, leaf_shape in by_path.items()
-            if is_image(leaf_shape) or is_one_hot(leaf_shape)
+            path: shape for path, shape in shapes.items() if is_image(shape) or is_one_hot(shape)
         }
-        vectors = {path: leaf_shape for path, leaf_shape in by_path.items() if path not in others}
+        vectors = {path: shape for path, shape in shapes.items() if path not in others}
         self._vectors = [
             (path, len(array_shape(leaf)), is_pixels(leaf)) for path, leaf in vectors.items()
         ]

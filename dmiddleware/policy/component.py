@@ -245,10 +245,11 @@ class Component(Generic[M_co]):
             CheckpointMismatch: if the state belongs to an optimizer of other parameters.
         """
         assert self.optimizer is not None
-        kept = {"params"} if self.schedule is None else {"params", "lr"}
+        restored = {"params"} if self.schedule is None else {"params", "lr"}
+        pairs = zip(state["param_groups"], self.optimizer.param_groups, strict=False)
         groups = [
-            {**saved, **{name: value for name, value in own.items() if name not in kept}}
-            for saved, own in zip(state["param_groups"], self.optimizer.param_groups, strict=False)
+            {**saved, **{name: value for name, value in group.items() if name not in restored}}
+            for saved, group in pairs
         ]
         load_optimizer_state(self.optimizer, {**state, "param_groups": groups})
 
@@ -274,10 +275,10 @@ class Component(Generic[M_co]):
         finite = loss.detach().isfinite()
         norm = loss.new_zeros(())
         if self._max_norm is not None:
-            given = [one for one in gradients if one is not None]
-            norm = nn.utils.get_total_norm(given)
+            used = [gradient for gradient in gradients if gradient is not None]
+            norm = nn.utils.get_total_norm(used)
             finite = finite.logical_and_(norm.isfinite())
-            scale(given, (self._max_norm / (norm + 1e-6)).clamp_max_(1.0))
+            scale(used, (self._max_norm / (norm + 1e-6)).clamp_max_(1.0))
         found_inf = finite.logical_not_().float()
         if self._agree is not None:
             self._agree(found_inf)
@@ -293,8 +294,8 @@ class Component(Generic[M_co]):
         assert self.target_rule is not None
         with torch.no_grad():
             move_towards(self._copies, self._online, self.target_rule.tau)
-            for own, online in self._buffers:
-                own.copy_(online)
+            for copied, online in self._buffers:
+                copied.copy_(online)
 
     @property
     def target(self) -> M_co:
@@ -367,19 +368,20 @@ def _checked_parameters(
     """
     kind = type(optimizer).__name__
     parameters = inspect.signature(optimizer.step).parameters
-    if any(one.name == "closure" and one.default is one.empty for one in parameters.values()):
+    closure = parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
         raise ConfigError(
             f"{kind} needs a closure that computes the loss again, and an update computes it once; "
             "use an optimizer that steps without one, such as adam(...) or torch.optim.SGD"
         )
-    own = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    if {id(p) for p in own} != {id(p) for p in trained}:
+    updated = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if {id(p) for p in updated} != {id(p) for p in trained}:
         raise ConfigError(
-            f"the {kind} of a component has {len(own)} parameters that require a gradient, but "
+            f"the {kind} of a component has {len(updated)} parameters that require a gradient, but "
             f"they are not the {len(trained)} of the component's module; build it with "
             f"module.parameters(), or give torch_optimizer(torch.optim.{kind}, learning_rate)"
         )
-    return own
+    return updated
 
 
 def take_flag(not_finite: torch.Tensor) -> bool:

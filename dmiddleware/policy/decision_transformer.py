@@ -204,8 +204,8 @@ class DecisionTransformerPolicy(Policy):
             _without_oldest(state[name], is_full)
             for name in ("obs_embedding", "action", "return_to_go")
         )
-        left = ret[row, (slot - 1).clamp(min=0)] - prev_reward
-        ret[row, slot] = torch.where(timestep == 0, self._asked_return(), left)
+        remaining = ret[row, (slot - 1).clamp(min=0)] - prev_reward
+        ret[row, slot] = torch.where(timestep == 0, self._asked_return(), remaining)
         embedding[row, slot] = network.encode(obs)
         places = (timestep - slot).unsqueeze(0) + torch.arange(
             length, device=slot.device

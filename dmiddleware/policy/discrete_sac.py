@@ -103,15 +103,15 @@ class DiscreteSACPolicy(TDPolicy):
             target = self.td_target(batch, (prob * (next_q - alpha * log_prob)).sum(-1))
         values = _values(self.critic.module, obs, prob.shape)
         action = self.codec.to_raw(batch["action"]).expand(len(values), -1)
-        taken = values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        squares, td_error = ensemble_td_loss(taken, target, weight=batch.get("weight"))
+        q = values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        squares, td_error = ensemble_td_loss(q, target, weight=batch.get("weight"))
         critic_loss = 0.5 * squares
         self.critic.step(critic_loss)
 
         prob, log_prob = self._probabilities(obs, mask)
         with torch.no_grad():
-            q = _values(self.critic.module, obs, prob.shape).amin(0)
-        actor_loss = (prob * (alpha * log_prob - q)).sum(-1).mean()
+            value = _values(self.critic.module, obs, prob.shape).amin(0)
+        actor_loss = (prob * (alpha * log_prob - value)).sum(-1).mean()
         self.actor.step(actor_loss)
 
         entropy = -(prob * log_prob).sum(-1).detach()
@@ -123,7 +123,7 @@ class DiscreteSACPolicy(TDPolicy):
             "total_loss": critic_loss + actor_loss,
             "critic_loss": critic_loss,
             "policy_loss": actor_loss,
-            "q_value": taken.mean(),
+            "q_value": q.mean(),
             "target_q_value": target.mean(),
             "td_error": td_error.mean(),
             "entropy": entropy.mean(),
@@ -131,7 +131,7 @@ class DiscreteSACPolicy(TDPolicy):
         }
         if "weight" in batch or self.cfg.priority:
             output["priority"] = td_error
-        return {name: value.detach() for name, value in output.items()}
+        return {name: column.detach() for name, column in output.items()}
 
     def _probabilities(
         self, obs: Value, mask: torch.Tensor | None

@@ -152,11 +152,11 @@ class C51Policy(QLearningPolicy):
         # What follows is in the support at best, so these returns are outside in any case.
         is_low = bool((returns + rest * high < low - margin).any())
         is_high = bool((returns + rest * low > high + margin).any())
-        given = self.cfg.model
-        if not (is_low and "v_min" not in given) and not (is_high and "v_max" not in given):
+        options = self.cfg.model
+        if not (is_low and "v_min" not in options) and not (is_high and "v_max" not in options):
             return
-        lowest = given.get("v_min", self._bound(min(float(rewards.min()), 0.0)))
-        highest = given.get("v_max", self._bound(max(float(rewards.max()), 0.0)))
+        lowest = options.get("v_min", self._bound(min(float(rewards.min()), 0.0)))
+        highest = options.get("v_max", self._bound(max(float(rewards.max()), 0.0)))
         raise ConfigError(
             f"{type(self).__name__} needs v_min and v_max for this env: its first rewards sum up "
             f"to discounted returns from {float(returns.min()):.3g} to {float(returns.max()):.3g}, "
@@ -208,11 +208,11 @@ class QuantilePolicy(QLearningPolicy):
         target = self.td_target(batch, following)
         quantiles = taken_rows(output["quantiles"], action)
         losses = quantile_huber_loss(quantiles, target, tau=output.get("tau"))
-        value, wanted = quantiles.detach().mean(-1), target.mean(-1)
-        error = (wanted - value).abs()
+        value, target_value = quantiles.detach().mean(-1), target.mean(-1)
+        error = (target_value - value).abs()
         logged = {
             "q_value": value.mean(),
-            "target_q_value": wanted.mean(),
+            "target_q_value": target_value.mean(),
             "td_error": error.mean(),
         }
         return weighted_mean(losses, batch.get("weight")), error, logged

@@ -221,7 +221,7 @@ class Policy:
         self.model = self._build_model(model).to(self.device)
         self._submodules = tuple(self.model.modules())
         self._trains_itself = any(
-            type(one).train is not nn.Module.train for one in self._submodules
+            type(module).train is not nn.Module.train for module in self._submodules
         )
         self.train_iter = 0
         self.counters = Counters()
@@ -864,8 +864,8 @@ class Policy:
             )
         if torch.get_default_dtype() is not torch.float32:
             check_default_dtype(type(self).__name__)
-        known = self._hooks[mode].keywords
-        if kwargs and known is not None and not kwargs.keys() <= known:
+        keywords = self._hooks[mode].keywords
+        if kwargs and keywords is not None and not kwargs.keys() <= keywords:
             inputs: frozenset[str] = frozenset()
             if mode != "learn":
                 inputs = frozenset(name.partition(".")[0] for name in self.act_inputs)
@@ -889,11 +889,11 @@ class Policy:
             raise ConfigError(
                 f"modes must be a non-empty subset of {', '.join(MODES)}, got {sorted(chosen)}"
             )
-        own = type(self)
-        is_written = own.update is not Policy.update or own.learn is not Policy.learn
+        kind = type(self)
+        is_written = kind.update is not Policy.update or kind.learn is not Policy.learn
         if "learn" in chosen and not is_written:
             raise PolicyError(
-                f"{own.__name__} cannot learn: write update(self, batch), which takes columns "
+                f"{kind.__name__} cannot learn: write update(self, batch), which takes columns "
                 "[B, …] and returns tensors to log, or leave 'learn' out of modes"
             )
         return frozenset(mode for mode in MODES if mode in chosen)
@@ -952,12 +952,12 @@ class Policy:
     def _check_outputs(self, obs: Value, inputs: Mapping[str, Any]) -> None:
         """Call :meth:`check_outputs` on the device, with normalized observations."""
         self.set_training(False)
-        seen = {
+        on_device = {
             name: self.as_obs(value) if name in ACT_KEYWORDS else value
             for name, value in inputs.items()
         }
-        seen.pop("action_mask", None)
-        self.check_outputs(self.obs_norm(self.as_obs(obs)), **seen)
+        on_device.pop("action_mask", None)
+        self.check_outputs(self.obs_norm(self.as_obs(obs)), **on_device)
 
     # States.
 

@@ -62,14 +62,15 @@ class PolicyState:
         for name, path in self.paths.items():
             if self._components[name].acts:
                 state = model_state(self._components[name].module)
-                model |= {f"{path}.{key}" if path else key: one for key, one in state.items()}
+                model |= {f"{path}.{key}" if path else key: value for key, value in state.items()}
         return {"model": model, "acting": self._others(acting=True)}
 
     def load_acting(self, state: Mapping[str, Any]) -> None:
         """Load the components that acting needs; a learner's state serves as well.
 
         Raises:
-            CheckpointMismatch: if one is missing, or belongs to another model; nothing was loaded.
+            CheckpointMismatch: if a component is missing, or belongs to another model; nothing was
+                loaded.
         """
         self._check_acting(state)
         for name, path in self.paths.items():
@@ -84,9 +85,9 @@ class PolicyState:
             "acting": self._others(acting=True),
             "learning": self._others(acting=False),
             "target": {
-                name: model_state(one.target)
-                for name, one in self._components.items()
-                if one.has_target
+                name: model_state(component.target)
+                for name, component in self._components.items()
+                if component.has_target
             },
             "optimizer": optimizer_states(self._components),
             **self.generators(),
@@ -102,43 +103,45 @@ class PolicyState:
         targets, optimizers, others, *generators = (
             entry_of(state, name) for name in ("target", "optimizer", "learning", *self._generators)
         )
-        for name, one in self._components.items():
-            if one.has_target:
-                check_model_state(one.target, entry_of(targets, name), f"target network of {name}")
-            if one.optimizer is not None:
+        for name, component in self._components.items():
+            if component.has_target:
+                check_model_state(
+                    component.target, entry_of(targets, name), f"target network of {name}"
+                )
+            if component.optimizer is not None:
                 entry_of(optimizers, name)
         self._check_acting(state)
         self._check_others(others, acting=False)
         load_model_state(self._model, entry_of(state, "model"))
         self._load_others({**state.get("acting", {}), **others})
-        for name, one in self._components.items():
-            if one.has_target:
-                load_model_state(one.target, targets[name])
-            if one.optimizer is not None:
-                one.load_optimizer(optimizers[name])
+        for name, component in self._components.items():
+            if component.has_target:
+                load_model_state(component.target, targets[name])
+            if component.optimizer is not None:
+                component.load_optimizer(optimizers[name])
         self.load_generators(dict(zip(self._generators, generators, strict=True)))
 
     def copy_targets(self) -> None:
         """Make the target networks copies of their modules, as after a load of their weights."""
-        for one in self._components.values():
-            if one.has_target:
-                one.target.load_state_dict(one.module.state_dict())
+        for component in self._components.values():
+            if component.has_target:
+                component.target.load_state_dict(component.module.state_dict())
 
     def generators(self) -> dict[str, torch.Tensor]:
         """Return the states of the random generators."""
-        return {name: one.get_state() for name, one in self._generators.items()}
+        return {name: generator.get_state() for name, generator in self._generators.items()}
 
     def load_generators(self, states: Mapping[str, torch.Tensor]) -> None:
         """Restore what :meth:`generators` returned."""
-        for name, one in self._generators.items():
-            one.set_state(states[name].cpu())
+        for name, generator in self._generators.items():
+            generator.set_state(states[name].cpu())
 
     def _others(self, *, acting: bool) -> dict[str, Any]:
         """Return the states of the components that do not belong to the model."""
         return {
-            name: component_state(one)
-            for name, one in self._components.items()
-            if name not in self.paths and one.acts is acting
+            name: component_state(component)
+            for name, component in self._components.items()
+            if name not in self.paths and component.acts is acting
         }
 
     def _load_others(self, states: Mapping[str, Any]) -> None:
@@ -154,22 +157,26 @@ class PolicyState:
 
     def _check_others(self, states: Mapping[str, Any], *, acting: bool) -> None:
         """Reject a state that was saved with other options: a network must see what it learned."""
-        own = {
-            name: one
-            for name, one in self._components.items()
-            if name not in self.paths and one.acts is acting
+        components = {
+            name: component
+            for name, component in self._components.items()
+            if name not in self.paths and component.acts is acting
         }
-        left_out = {name for name, one in own.items() if one.optional and name not in states}
-        if different := sorted((own.keys() - left_out) ^ set(states)):
+        left_out = {
+            name
+            for name, component in components.items()
+            if component.optional and name not in states
+        }
+        if different := sorted((components.keys() - left_out) ^ set(states)):
             name = different[0]
             raise CheckpointMismatch(
-                f"the checkpoint has {'no' if name in own else 'a'} component {name}, but this "
-                f"{self._owner} has {'one' if name in own else 'none'}; build the policy "
-                "with the options that it was trained with"
+                f"the checkpoint has {'no' if name in components else 'a'} component {name}, but "
+                f"this {self._owner} has {'one' if name in components else 'none'}; build the "
+                "policy with the options that it was trained with"
             )
-        for name, one in own.items():
-            if one.is_module and name in states:
-                check_model_state(one.module, states[name], name)
+        for name, component in components.items():
+            if component.is_module and name in states:
+                check_model_state(component.module, states[name], name)
 
 
 def component_state(component: Component[Any]) -> Any:
@@ -194,9 +201,9 @@ def load_component_state(component: Component[Any], state: Mapping[str, Any], na
 def optimizer_states(components: Mapping[str, Component[Any]]) -> dict[str, Any]:
     """Return a copy of the states of the optimizers, by the names of their components."""
     return {
-        name: optimizer_state(one.optimizer)
-        for name, one in components.items()
-        if one.optimizer is not None
+        name: optimizer_state(component.optimizer)
+        for name, component in components.items()
+        if component.optimizer is not None
     }
 
 
@@ -231,9 +238,9 @@ def check_model_state(model: nn.Module, state: Mapping[str, Any], what: str = "m
     Raises:
         CheckpointMismatch: naming the first parameter that differs, and both shapes.
     """
-    own = {plain_name(name): value for name, value in model.state_dict().items()}
+    expected = {plain_name(name): value for name, value in model.state_dict().items()}
     state = {plain_name(name): value for name, value in state.items()}
-    for name, value in own.items():
+    for name, value in expected.items():
         if name not in state:
             raise CheckpointMismatch(
                 f"the checkpoint's {what} has no {name}, which this policy's {what} has with shape "
@@ -245,7 +252,7 @@ def check_model_state(model: nn.Module, state: Mapping[str, Any], what: str = "m
                 f"has {_shape(value)}; it belongs to another model: check cfg.model"
             )
     for name, value in state.items():
-        if name not in own:
+        if name not in expected:
             raise CheckpointMismatch(
                 f"the checkpoint's {what} has {name} of shape {_shape(value)}, which this policy's "
                 f"{what} lacks; it belongs to another model: check cfg.model"

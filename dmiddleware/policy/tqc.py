@@ -76,8 +76,8 @@ class TQCPolicy(SACPolicy):
             n_kept = n_critics * (n_quantiles - self.cfg.n_dropped_quantiles)
             pooled = following.transpose(0, 1).flatten(1).sort(-1).values
             target = self.td_target(batch, pooled[:, :n_kept] + bonus[:, None])
-        taken = self.codec.to_raw(batch["action"])
-        quantiles = _quantiles(self.critic.module, batch["obs"], taken)
+        action = self.codec.to_raw(batch["action"])
+        quantiles = _quantiles(self.critic.module, batch["obs"], action)
         losses = quantile_huber_loss(quantiles.flatten(0, 1), target.repeat(n_critics, 1))
         losses = losses.view(n_critics, -1).sum(0) / n_quantiles
         td_error = (target.mean(-1) - quantiles.detach().mean(-1)).abs().mean(0)

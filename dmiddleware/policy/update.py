@@ -156,12 +156,16 @@ class UpdateRunner:
                 broadcast_model(component.module)
             reduce = partial(reducer.reduce, component.module)
             component.prepare(not_finite=self.not_finite, reduce=reduce, agree=largest_over_ranks)
-        every = components.values()
-        self._rates = [one for one in every if one.schedule is not None]
-        self._targets = [
-            (one, one.target_rule.every) for one in every if one.target_rule is not None
+        trained = [
+            component for component in components.values() if component.optimizer is not None
         ]
-        self._first = next((one for one in every if one.optimizer is not None), None)
+        self._rates = [component for component in trained if component.schedule is not None]
+        self._targets = [
+            (component, component.target_rule.every)
+            for component in components.values()
+            if component.target_rule is not None
+        ]
+        self._first = trained[0] if trained else None
         # Their logged values; the learning rate is that of the optimizer.
         self._scheduled = {
             path: schedule.start
@@ -275,9 +279,9 @@ def non_finite_error(
     broken = broken_weights(components)
     if broken is not None:
         return NonFiniteLoss(broken)
-    what = _what_is_bad(output)
+    problem = _what_is_bad(output)
     if any(len(leaf) == 0 for _, leaf in leaves(batch)):
-        return StructureError(f"{what}, since the batch has no rows; {user} needs at least one")
+        return StructureError(f"{problem}, since the batch has no rows; {user} needs at least one")
     source = "a batch without a column collect_iter"
     if "collect_iter" in batch:
         column = batch["collect_iter"]
@@ -285,14 +289,14 @@ def non_finite_error(
     odd = _first_odd_value(batch)
     if odd is not None:
         source = f"{source}, {odd}"
-    n_trained = sum(one.optimizer is not None for one in components.values())
-    kept = (
+    n_trained = sum(component.optimizer is not None for component in components.values())
+    outcome = (
         "the parameters were not changed"
         if n_trained <= 1
         else "its step and those of the components that step later in this update were skipped"
     )
     return NonFiniteLoss(
-        f"{what} on {source}; {kept}. "
+        f"{problem} on {source}; {outcome}. "
         "Check observations and rewards for NaN, lower the learning rate or clip gradients"
     )
 

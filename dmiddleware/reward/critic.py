@@ -103,7 +103,7 @@ class IntrinsicCritic(RowLearner):
             SpaceError: if the observations are not supported.
         """
         user = f"{cls.__name__}.for_env"
-        settings = settings_of(policy, user=user)
+        shared = settings_of(policy, user=user)
         spec = as_learn_mode(policy, user=user).spec
         gae_lambda = spec.gae_lambda
         if gae_lambda is None:
@@ -118,7 +118,7 @@ class IntrinsicCritic(RowLearner):
                 "learned rewards; set it to False"
             )
         shape = obs_shape_of(spaces_of(env)[0])
-        return cls(shape, **{**settings, "gae_lambda": gae_lambda, **options})
+        return cls(shape, **{**shared, "gae_lambda": gae_lambda, **options})
 
     @property
     def settings(self) -> dict[str, Any]:

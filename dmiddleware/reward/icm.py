@@ -139,9 +139,9 @@ class ICM(IntrinsicReward):
             ValueError: if an option is invalid.
             SpaceError: if observations or actions are not supported.
         """
-        settings = settings_of(policy, user=f"{cls.__name__}.for_env")
+        shared = settings_of(policy, user=f"{cls.__name__}.for_env")
         observation_space, action_space = spaces_of(env)
-        return cls(obs_shape_of(observation_space), action_space, **{**settings, **options})
+        return cls(obs_shape_of(observation_space), action_space, **{**shared, **options})
 
     def reward_of(self, batch: Batch) -> torch.Tensor:
         """Return the rewards ``[N]`` of rows ``[N, …]``."""

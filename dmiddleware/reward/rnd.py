@@ -118,8 +118,8 @@ class RND(IntrinsicReward):
             ValueError: if an option is invalid.
             SpaceError: if the observations are not supported.
         """
-        settings = settings_of(policy, user=f"{cls.__name__}.for_env")
-        return cls(obs_shape_of(spaces_of(env)[0]), **{**settings, **options})
+        shared = settings_of(policy, user=f"{cls.__name__}.for_env")
+        return cls(obs_shape_of(spaces_of(env)[0]), **{**shared, **options})
 
     def _errors(self, batch: Batch) -> torch.Tensor:
         """Return ``[N]``, the mean squared error of each row's embedding."""

@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 PROGRAM = """
-    import ctypes, multiprocessing, os, signal, subprocess, sys, threading
+    import atexit, ctypes, multiprocessing, os, signal, subprocess, sys
     from multiprocessing import shared_memory
     from pathlib import Path
     from dmiddleware import Context, Task
@@ -91,17 +91,13 @@ PROGRAM = """
 
     def waits_for_a_process():
         spawn = multiprocessing.get_context("spawn")
-        is_over = spawn.Event()
-        spawn.Process(target=work, args=(is_over,)).start()
+        reader, writer = spawn.Pipe(duplex=False)
+        spawn.Process(target=work, args=(reader,)).start()
+        # Before multiprocessing waits for its processes: the last to register is the first.
+        atexit.register(writer.send, "the program has ended")
 
-        def tell():
-            threading.main_thread().join()
-            is_over.set()
-
-        threading.Thread(target=tell).start()
-
-    def work(is_over):
-        assert is_over.wait(60.0)
+    def work(reader):
+        assert reader.poll(60.0)
         Path("worked").touch()
 """
 

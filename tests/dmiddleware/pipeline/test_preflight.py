@@ -227,6 +227,18 @@ def test_a_function_can_report_problems():
     assert seen == [learn]
 
 
+def test_a_function_can_be_bound_to_its_chain():
+    chains = []
+
+    @middleware(bind=lambda chain: chains.append(list(chain.middleware)))
+    def learn(ctx):
+        pass
+
+    with Task(OnlineRLContext()) as task:
+        task.use(learn).run(max_step=1)
+    assert chains == [[learn]]
+
+
 def test_a_middleware_can_report_further_problems():
     class Learner:
         def __init__(self, *problems):
