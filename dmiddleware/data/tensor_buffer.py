@@ -301,7 +301,7 @@ class TensorBuffer(TakesSettings[TensorBufferSettings]):
             options["n_step"] = checked("n_step", n_step, Count)
             discount = float(checked("discount", discount, Fraction))
         with self._lock:
-            new = {} if self._rows.total else self._missing(options)
+            new = {} if self._rows.has_structure else self._missing(options)
             if burn_in not in (None, self.burn_in, new.get("burn_in")):
                 raise ConfigError(
                     f"the buffer has burn_in={self.burn_in}, but the policy has "
@@ -368,7 +368,7 @@ class TensorBuffer(TakesSettings[TensorBufferSettings]):
         with self._lock:
             if self._closed:
                 raise ValueError(_CLOSED)
-            if not self._rows.total:
+            if not self._rows.has_structure:
                 batch = as_batch(batch)
                 self._leave_returns(batch)
             first, n = self._rows.push(batch)
@@ -653,7 +653,7 @@ class TensorBuffer(TakesSettings[TensorBufferSettings]):
                     f"the state comes from a buffer with a {state['sampler_type']}, but this one "
                     f"has a {sampler_type}; build it with the same options"
                 )
-            if not self._rows.total:
+            if not self._rows.has_structure:
                 self._leave_returns(state["rows"].get("leaves", ()))
             self._rows.load_state_dict(state["rows"])
             held = np.arange(self._rows.first, self._rows.total)
