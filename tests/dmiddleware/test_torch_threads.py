@@ -17,7 +17,7 @@ def _two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let torch choose two threads, whatever this host has."""
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(torch_threads, "_AT_IMPORT", 2)
+    monkeypatch.setattr(torch_threads, "_DEFAULT_THREADS", 2)
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
