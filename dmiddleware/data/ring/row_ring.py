@@ -43,6 +43,9 @@ class RowRing:
     A row is identified by its index: the number of rows pushed before it. Its ``obs`` is what was
     acted on, and its ``next_obs`` what followed.
 
+    Attributes:
+        has_structure: whether the first push has fixed the structure of the rows.
+
     Args:
         size: capacity in rows.
         allocate: returns an array of zeros for ``(name, shape, dtype)``.
@@ -90,6 +93,7 @@ class RowRing:
         )
         self._reserved = reserved
         self._schema: Schema | None = None
+        self.has_structure = False
         # Of the leaves that every row has, [size, …] by path.
         self._columns: dict[str, Array] = {}
         self._links: EpisodeLinks | None = None
@@ -107,11 +111,6 @@ class RowRing:
         self._restored = 0
         # Leaves of next_obs that can be compared with obs of the following row.
         self._compared: list[str] = []
-
-    @property
-    def has_structure(self) -> bool:
-        """Whether the first push has fixed the structure of the rows."""
-        return self._schema is not None
 
     @property
     def paths(self) -> list[str]:
@@ -439,6 +438,7 @@ class RowRing:
             for leaf in (*stored.leaves.values(), *frames)
         }
         self._schema = schema
+        self.has_structure = True
         width = max(1, sum(column.nbytes for column in self._columns.values()) // self.size)
         self._block_size = max(-(-self.size // _BLOCKS), _SMALLEST_BLOCK // width, 1)
         sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in schema.leaves.values()]
