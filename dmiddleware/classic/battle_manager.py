@@ -246,8 +246,8 @@ class BattleEnvManager(EnvGroup):
         self._require_open("state_dict")
         return {
             "envs": self._env_states(),
-            "ready_obs": [copy.deepcopy(self._ready_obs[one]) for one in range(self.env_num)],
-            "to_move": [list(self._to_move[one]) for one in range(self.env_num)],
+            "ready_obs": [copy.deepcopy(self._ready_obs[env_id]) for env_id in range(self.env_num)],
+            "to_move": [list(self._to_move[env_id]) for env_id in range(self.env_num)],
             "returns": self._returns.copy(),
             "lengths": list(self._lengths),
             "n_ended": list(self._n_ended),
@@ -275,7 +275,7 @@ class BattleEnvManager(EnvGroup):
         if not self._continue_episodes(state["envs"]):
             return False
         self._ready_obs = dict(enumerate(copy.deepcopy(state["ready_obs"])))
-        self._to_move = {env_id: tuple(one) for env_id, one in enumerate(state["to_move"])}
+        self._to_move = dict(enumerate(map(tuple, state["to_move"])))
         self._returns = np.array(state["returns"], np.float64)
         self._lengths = list(state["lengths"])
         return True
@@ -323,8 +323,8 @@ class BattleEnvManager(EnvGroup):
         """Start an episode in a game."""
         seed = self._next_seed(env_id)
         options = self._overrides.reset_options[env_id]
-        own: Any = {} if options is None else {"options": {**options}}
-        obs = self._envs[env_id].reset(seed, **own)
+        keywords: Any = {} if options is None else {"options": {**options}}
+        obs = self._envs[env_id].reset(seed, **keywords)
         self._returns[env_id] = 0.0
         self._lengths[env_id] = 0
         self._to_move[env_id] = self._movers(env_id)
@@ -399,19 +399,19 @@ class BattleEnvManager(EnvGroup):
                 "(observations, rewards, terminated, truncated, infos)"
             )
         obs, reward, terminated, truncated, infos = result
-        for name, one in (("observations", obs), ("rewards", reward), ("infos", infos)):
-            self._check_per_player(env_id, name, one)
-        for one in infos:
-            check_info(one, env_id)
+        for name, values in (("observations", obs), ("rewards", reward), ("infos", infos)):
+            self._check_per_player(env_id, name, values)
+        for info in infos:
+            check_info(info, env_id)
         check_flag(terminated, "terminated", env_id)
         check_flag(truncated, "truncated", env_id)
-        rewards = [self._checked_reward(env_id, one) for one in reward]
+        rewards = [self._checked_reward(env_id, number) for number in reward]
         return (
             list(obs),
             rewards,
             bool(terminated),
             bool(truncated),
-            [own_copy(one) for one in infos],
+            [own_copy(info) for info in infos],
         )
 
     def _checked_reward(self, env_id: int, reward: Any) -> float:
@@ -453,13 +453,13 @@ class BattleEnvManager(EnvGroup):
     def _seen(self, env_id: int, obs: Any) -> list[Any]:
         """Return the observations with action masks."""
         self._check_per_player(env_id, "observations", obs)
-        seen = [own_copy(one) for one in obs]  # the game may fill them again
-        for player, own in enumerate(seen):
-            self._check_finite(env_id, own, player)
-            if not (isinstance(own, Mapping) and "action_mask" in own):
+        seen = [own_copy(part) for part in obs]  # the game may fill them again
+        for player, part in enumerate(seen):
+            self._check_finite(env_id, part, player)
+            if not (isinstance(part, Mapping) and "action_mask" in part):
                 mask = self._envs[env_id].action_mask(player)
                 if mask is not None:
-                    seen[player] = {"observation": own, "action_mask": np.array(mask, np.int8)}
+                    seen[player] = {"observation": part, "action_mask": np.array(mask, np.int8)}
         return seen
 
     def _check_actions(self, env_id: int, actions: Sequence[Any]) -> None:
@@ -468,10 +468,10 @@ class BattleEnvManager(EnvGroup):
                 f"step was given {len(actions)} actions for game {env_id}; give one per player, "
                 f"{self._n_player} in all, None for those that are not to move"
             )
-        given = tuple(player for player, action in enumerate(actions) if action is not None)
-        if given != tuple(sorted(self._to_move[env_id])):
+        movers = tuple(player for player, action in enumerate(actions) if action is not None)
+        if movers != tuple(sorted(self._to_move[env_id])):
             raise StructureError(
-                f"step was given actions of the players {given} for game {env_id}, in which the "
+                f"step was given actions of the players {movers} for game {env_id}, in which the "
                 f"players {self._to_move[env_id]} are to move; see the manager's to_move"
             )
 

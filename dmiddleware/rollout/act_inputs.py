@@ -291,10 +291,10 @@ def _like(info: StepInfo, name: str) -> npt.NDArray[Any]:
             f"{', '.join(map(str, info)) or 'no keys'}; wrap the env so that reset() and step() "
             f"return {name!r} in their infos"
         )
-    values, has_value = column
+    values, returned = column
     if not _is_array(values):
         raise _not_numbers(name, values)
-    first: npt.NDArray[Any] = values[np.flatnonzero(has_value)[0]]
+    first: npt.NDArray[Any] = values[np.flatnonzero(returned)[0]]
     return first
 
 

@@ -214,20 +214,20 @@ class ActingPolicy:
         self.policy.codec.check_mask(allowed)
         return allowed
 
-    def _reward(self, given: npt.ArrayLike | None, is_first: torch.Tensor) -> torch.Tensor:
+    def _reward(self, prev_reward: npt.ArrayLike | None, is_first: torch.Tensor) -> torch.Tensor:
         n = len(is_first)
-        if given is None:
+        if prev_reward is None:
             if not is_first.all():
                 raise ConfigError(
                     f"{type(self.policy).__name__} asks for the reward of the step before; pass "
                     "prev_reward="
                 )
             return torch.zeros(n)
-        reward = torch.as_tensor(np.asarray(given, np.float32)).reshape(-1)
+        reward = torch.as_tensor(np.asarray(prev_reward, np.float32)).reshape(-1)
         if len(reward) not in (1, n) or not reward.isfinite().all():
             raise StructureError(
                 f"prev_reward must be a finite number for each of the {n} observation(s), got "
-                f"{given!r:.100}"
+                f"{prev_reward!r:.100}"
             )
         return reward.expand(n).masked_fill(is_first, 0.0)
 
