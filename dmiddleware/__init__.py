@@ -23,7 +23,6 @@ from dmiddleware.errors import (
     TaskStateError,
     WaitTimeout,
 )
-from dmiddleware.late_imports import late_names
 from dmiddleware.pipeline import (
     Context,
     Event,
@@ -36,6 +35,7 @@ from dmiddleware.pipeline import (
     produced,
     renewed,
 )
+from dmiddleware.process.late_imports import late_names
 
 if TYPE_CHECKING:
     from dmiddleware.runs.saved_policy import load_policy

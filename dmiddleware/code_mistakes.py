@@ -14,7 +14,7 @@ from dmiddleware.errors import (
     SpaceError,
     StructureError,
 )
-from dmiddleware.terminal import needs_terminal
+from dmiddleware.process.terminal import needs_terminal
 
 __all__ = ["ERRORS_OF_PEERS", "ErrorSummary", "is_code_mistake"]
 

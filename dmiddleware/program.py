@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from dmiddleware.command_line import arguments_of, called_as
-from dmiddleware.ctrl_c import exit_after_ctrl_c
+from dmiddleware.process.ctrl_c import exit_after_ctrl_c
 
 __all__ = ["run_program"]
 

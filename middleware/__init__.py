@@ -14,7 +14,6 @@ from middleware.advantage import (
 )
 from middleware.barrier import Barrier, BarrierSettings
 from middleware.base import BaseMiddleware
-from middleware.checkpoint import CkptSaver, CkptSaverSettings
 from middleware.collect import (
     EpisodeCollector,
     EpisodeCollectorSettings,
@@ -38,6 +37,7 @@ from middleware.di_engine_names import (
     priority_calculator,
     termination_checker,
 )
+from middleware.eps_greedy import EpsGreedyHandler
 from middleware.evaluate import (
     InteractionEvaluator,
     InteractionEvaluatorSettings,
@@ -50,27 +50,31 @@ from middleware.exchange import (
     PeriodicalModelExchanger,
     PeriodicalModelExchangerSettings,
 )
-from middleware.experiment import (
-    Experiment,
-    ExperimentResult,
-    ExperimentSettings,
-    FinalCtxSaver,
-)
-from middleware.explore import EpsGreedyHandler
 from middleware.learn import (
     OfflineLearner,
     OffPolicyLearner,
     OffPolicyLearnerSettings,
     OnPolicyLearner,
 )
-from middleware.learning_curve import LearningCurve, LearningCurveSettings
-from middleware.log import (
+from middleware.profile import EpochTimer, EpochTimerSettings
+from middleware.record.checkpoint import CkptSaver, CkptSaverSettings
+from middleware.record.experiment import (
+    Experiment,
+    ExperimentResult,
+    ExperimentSettings,
+    FinalCtxSaver,
+)
+from middleware.record.learning_curve import LearningCurve, LearningCurveSettings
+from middleware.record.log import (
     MetricsLogger,
     MetricsLoggerSettings,
 )
-from middleware.offline_data import OfflineDataSaver, OfflineDataSaverSettings
-from middleware.profile import EpochTimer, EpochTimerSettings
-from middleware.progress_bar import ProgressBar, ProgressBarSettings
+from middleware.record.offline_data import OfflineDataSaver, OfflineDataSaverSettings
+from middleware.record.progress_bar import ProgressBar, ProgressBarSettings
+from middleware.record.run_folder import RunFolder
+from middleware.record.snapshot import SnapshotSaver, SnapshotSaverSettings
+from middleware.record.trackio_logger import TrackioLogger, TrackioLoggerSettings
+from middleware.record.wandb_logger import WandbLogger, WandbLoggerSettings
 from middleware.replay_buffer import (
     DataPusher,
     DataPusherSettings,
@@ -83,12 +87,8 @@ from middleware.reward import (
     RewardLearnerSettings,
 )
 from middleware.roles import Role
-from middleware.run_folder import RunFolder
 from middleware.self_play import SelfPlay, SelfPlaySettings
-from middleware.snapshot import SnapshotSaver, SnapshotSaverSettings
-from middleware.stop import TerminationChecker, TerminationCheckerSettings
-from middleware.trackio_logger import TrackioLogger, TrackioLoggerSettings
-from middleware.wandb_logger import WandbLogger, WandbLoggerSettings
+from middleware.termination import TerminationChecker, TerminationCheckerSettings
 
 __all__ = [
     "OnlineRLContext",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 import torch
 
 from dmiddleware.pipeline import Context, Vocabulary, kept, produced, renewed
-from dmiddleware.torch_threads import limited_threads
+from dmiddleware.process.torch_threads import limited_threads
 from dmiddleware.tree import Batch, Value
 from middleware.roles import Role
 

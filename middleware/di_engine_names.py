@@ -1,14 +1,14 @@
 """The names that DI-engine gave to middleware of this package."""
 
 from middleware.advantage import GAEEstimator, MonteCarloReturnEstimator, NStepRewardEnhancer
+from middleware.eps_greedy import EpsGreedyHandler
 from middleware.evaluate import InteractionEvaluator
-from middleware.experiment import FinalCtxSaver
-from middleware.explore import EpsGreedyHandler
-from middleware.log import MetricsLogger
-from middleware.offline_data import OfflineDataSaver
 from middleware.profile import EpochTimer
+from middleware.record.experiment import FinalCtxSaver
+from middleware.record.log import MetricsLogger
+from middleware.record.offline_data import OfflineDataSaver
 from middleware.replay_buffer import DataPusher, PriorityCalculator
-from middleware.stop import TerminationChecker
+from middleware.termination import TerminationChecker
 
 __all__ = [
     "data_pusher",

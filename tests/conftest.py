@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import torch
 
-from dmiddleware.terminal import printable
+from dmiddleware.process.terminal import printable
 from dmiddleware.torch_private import plain_torch
 
 # The collector need not look at the modules and tests that stay until the end.

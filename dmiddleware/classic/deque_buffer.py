@@ -19,9 +19,9 @@ from dmiddleware.classic.arguments import check_count
 from dmiddleware.classic.buffer import Buffer
 from dmiddleware.classic.keywords import also_named
 from dmiddleware.data.buffer_state import check_state
-from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.data.samplers import Eligible, Ints
 from dmiddleware.errors import CheckpointMismatch, NotEnoughData
+from dmiddleware.files.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.settings import takes_options
 
 __all__ = ["BufferedData", "DequeBuffer"]

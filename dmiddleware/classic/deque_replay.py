@@ -9,8 +9,8 @@ import torch
 
 from dmiddleware.classic.collate import collate_samples
 from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
-from dmiddleware.data.schema import as_index
 from dmiddleware.errors import ConfigError
+from dmiddleware.files.schema import as_index
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.tree import Batch, flatten_lead, index_rows, to_dict
 

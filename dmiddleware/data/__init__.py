@@ -1,23 +1,12 @@
 """Batches, replay buffers, offline datasets and checkpoints."""
 
-from dmiddleware.data.checkpoint import (
-    check_saveable,
-    convert_checkpoint,
-    load_checkpoint,
-    pack_checkpoint,
-    save_checkpoint,
-    unpack_checkpoint,
-)
 from dmiddleware.data.hindsight import GoalFunction, HindsightReplay, HindsightReplaySettings
-from dmiddleware.data.minari import load_minari, save_minari
 from dmiddleware.data.minibatches import (
     MinibatchUnit,
     minibatches,
     n_minibatches,
     select_columns,
 )
-from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_dataset
-from dmiddleware.data.recorded_rows import load_rows
 from dmiddleware.data.replay_buffer import ReplayBuffer
 from dmiddleware.data.samplers import (
     Eligible,
@@ -27,8 +16,19 @@ from dmiddleware.data.samplers import (
     UniformSampler,
     UniformSamplerSettings,
 )
-from dmiddleware.data.state_blocks import BlockFolder
 from dmiddleware.data.tensor_buffer import SampleTransform, TensorBuffer, TensorBufferSettings
+from dmiddleware.files.checkpoint import (
+    check_saveable,
+    convert_checkpoint,
+    load_checkpoint,
+    pack_checkpoint,
+    save_checkpoint,
+    unpack_checkpoint,
+)
+from dmiddleware.files.minari import load_minari, save_minari
+from dmiddleware.files.offline_dataset import Minibatches, OfflineDataset, save_dataset
+from dmiddleware.files.recorded_rows import load_rows
+from dmiddleware.files.state_blocks import BlockFolder
 from dmiddleware.tree import (
     Batch,
     Nested,

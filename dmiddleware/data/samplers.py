@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dmiddleware.data.sum_tree import SumTree
 from dmiddleware.errors import NotEnoughData
+from dmiddleware.files.schema import Ints
 from dmiddleware.schedule import Counters, Schedule, Scheduled
 from dmiddleware.settings import (
     Fraction,
@@ -33,7 +34,6 @@ __all__ = [
     "UniformSamplerSettings",
 ]
 
-Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Weights: TypeAlias = npt.NDArray[np.float32]
 

@@ -19,8 +19,8 @@ from dmiddleware.data.n_step import n_step_returns
 from dmiddleware.data.ring.row_ring import RowRing
 from dmiddleware.data.ring.storage import in_memory, mapped_to
 from dmiddleware.data.samplers import Eligible, Ints, PrioritySampler, Sampler, UniformSampler
-from dmiddleware.data.schema import Array, Rows, as_batch, as_index
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
+from dmiddleware.files.schema import Array, Rows, as_batch, as_index
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.settings import (
     BY_PROGRAM,

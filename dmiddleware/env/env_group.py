@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Self, TypeGuard
 
 import numpy as np
 
-from dmiddleware.closing import Closing
 from dmiddleware.env.env_access import Access, EnvOverrides, options_per_env
 from dmiddleware.env.env_state import MissingObjectError
 from dmiddleware.env.failure_budget import FailureBudget, other_seeds
 from dmiddleware.errors import ConfigError, EnvStateError
+from dmiddleware.process.closing import Closing
 from dmiddleware.seeding import derive_seed
 from dmiddleware.settings import Count, checked
 

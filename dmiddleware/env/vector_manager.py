@@ -48,7 +48,7 @@ from dmiddleware.errors import (
     EnvProtocolError,
     StructureError,
 )
-from dmiddleware.open_files import explained
+from dmiddleware.process.open_files import explained
 from dmiddleware.settings import takes_options
 
 __all__ = ["VectorEnvManager", "VectorEnvFn"]

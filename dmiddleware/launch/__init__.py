@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dmiddleware.late_imports import late_names
+from dmiddleware.process.late_imports import late_names
 
 if TYPE_CHECKING:
     from dmiddleware.launch.hosts.submitit import SubmititRun

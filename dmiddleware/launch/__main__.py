@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from dmiddleware.ctrl_c import exit_at_ctrl_c
+from dmiddleware.process.ctrl_c import exit_at_ctrl_c
 
 __all__ = ["main"]
 

@@ -13,7 +13,7 @@ from dmiddleware.launch.output import LogFile
 from dmiddleware.launch.plan import NodeConfig, NodePlan
 from dmiddleware.launch.program_lines import CrashReport
 from dmiddleware.launch.status import NodeStatus
-from dmiddleware.signals import ENDING_SIGNALS
+from dmiddleware.process.signals import ENDING_SIGNALS
 
 __all__ = ["Child", "Failure"]
 

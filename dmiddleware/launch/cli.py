@@ -17,12 +17,12 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 import click
 from annotated_types import Ge, Gt
 
-from dmiddleware.ctrl_c import exit_after_ctrl_c, exit_at_ctrl_c
 from dmiddleware.errors import DMiddlewareError
 from dmiddleware.foreign_names import hint_for
 from dmiddleware.launch.options import Flag, LaunchOptions, options_and_flags
+from dmiddleware.process.ctrl_c import exit_after_ctrl_c, exit_at_ctrl_c
+from dmiddleware.process.terminal import print_any_text
 from dmiddleware.settings import SettingInfo
-from dmiddleware.terminal import print_any_text
 
 __all__ = ["ditask"]
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from dmiddleware.launch.child import Child
 from dmiddleware.launch.output import SteadyStream
-from dmiddleware.terminal import can_redraw
+from dmiddleware.process.terminal import can_redraw
 
 __all__ = [
     "BothDisplays",

@@ -46,9 +46,9 @@ from dmiddleware.launch.resources import check_resource_roles, local_shares, res
 from dmiddleware.launch.roles import COORDINATOR, LEAD, has_role
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 from dmiddleware.launch.variables import node_variables
+from dmiddleware.process.signals import HeldSignals
 from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.run_key import KEY_VARIABLE, check_key, make_key, read_key, write_key
-from dmiddleware.signals import HeldSignals
 
 __all__ = ["Program", "execute"]
 

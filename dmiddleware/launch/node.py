@@ -20,8 +20,6 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from dmiddleware.errors import LaunchError
-from dmiddleware.garbage import kept_for_good
-from dmiddleware.import_guard import refusing_at_import
 from dmiddleware.launch.main_function import call_main, import_main, with_arguments
 from dmiddleware.launch.mistakes import is_mistake
 from dmiddleware.launch.pauses import Pauses
@@ -30,11 +28,13 @@ from dmiddleware.launch.program_lines import program_line
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
+from dmiddleware.process.garbage import kept_for_good
+from dmiddleware.process.import_guard import refusing_at_import
+from dmiddleware.process.signals import ENDING_SIGNALS, SignalHandler, is_ignored, signal_reason
+from dmiddleware.process.terminal import needs_terminal
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router import transport as transports
 from dmiddleware.router.transport.shared_memory import SharedMemory
-from dmiddleware.signals import ENDING_SIGNALS, SignalHandler, is_ignored, signal_reason
-from dmiddleware.terminal import needs_terminal
 
 __all__ = ["JoinedNode", "NO_TERMINAL", "Program", "join_run"]
 

@@ -28,7 +28,7 @@ from dmiddleware.launch.node import NO_TERMINAL, JoinedNode
 from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
-from dmiddleware.terminal import needs_terminal
+from dmiddleware.process.terminal import needs_terminal
 
 __all__ = ["main", "pickled_result"]
 

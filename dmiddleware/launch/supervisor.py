@@ -23,8 +23,8 @@ from dmiddleware.launch.pauses import Pauses
 from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.roles import LEAD
 from dmiddleware.launch.status import NodeStatus
-from dmiddleware.open_files import explained
-from dmiddleware.signals import ENDING_SIGNALS, SignalHandler, signal_reason
+from dmiddleware.process.open_files import explained
+from dmiddleware.process.signals import ENDING_SIGNALS, SignalHandler, signal_reason
 
 __all__ = ["Supervisor", "SupervisorOptions"]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from dmiddleware.errors import ChainError
-from dmiddleware.import_guard import refuse_at_import
 from dmiddleware.pipeline.context import Context, FieldKind
 from dmiddleware.pipeline.middleware import (
     Declarations,
@@ -19,6 +18,7 @@ from dmiddleware.pipeline.middleware import (
     misspelled_role,
 )
 from dmiddleware.pipeline.plan import PlanItem, leaves
+from dmiddleware.process.import_guard import refuse_at_import
 from dmiddleware.registry import nearest
 
 __all__ = [

@@ -44,8 +44,8 @@ from dmiddleware.pipeline.plan import (
     make_plan,
 )
 from dmiddleware.pipeline.preflight import ChainCheck, ChainView
+from dmiddleware.process.signals import HeldSignals
 from dmiddleware.seeding import derive_seed
-from dmiddleware.signals import HeldSignals
 
 __all__ = ["Task"]
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dmiddleware.best_effort import BestEffort
-from dmiddleware.closing import Closing
 from dmiddleware.metric_names import as_metric_name
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.describe import aligned
 from dmiddleware.pipeline.middleware import Middleware, middleware_name
 from dmiddleware.pipeline.onion import around
+from dmiddleware.process.closing import Closing
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,7 +1,7 @@
 """Policies: how to act, and how to learn."""
 
 from dmiddleware.policy.a2c import A2CPolicy, A2CSettings
-from dmiddleware.policy.actions import ActionCodec, ActorSettings, mask_of
+from dmiddleware.policy.action_codec import ActionCodec, ActorSettings, mask_of
 from dmiddleware.policy.actor_critic import (
     ActorCriticPolicy,
     ActorCriticSettings,

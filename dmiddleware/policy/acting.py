@@ -17,7 +17,7 @@ import torch
 from dmiddleware.env.batching import is_finite
 from dmiddleware.errors import PolicyError, PolicyOutputError, StructureError
 from dmiddleware.model.spaces import action_kind_of, action_parts, action_shape_of
-from dmiddleware.policy.actions import ActionCodec
+from dmiddleware.policy.action_codec import ActionCodec
 from dmiddleware.tree import Batch, Value, as_tree, leaves
 
 __all__ = [

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dmiddleware.policy.actions import ActorSettings, mask_of
+from dmiddleware.policy.action_codec import ActorSettings, mask_of
 from dmiddleware.policy.component import Component, adam, adamw, rmsprop
 from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.policy.network_outputs import named_outputs, value_output, values_of_rows

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dmiddleware.policy.actions import ActorSettings, mask_of
+from dmiddleware.policy.action_codec import ActorSettings, mask_of
 from dmiddleware.policy.component import Component, adam
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY

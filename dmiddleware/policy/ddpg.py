@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dmiddleware.errors import PolicyError
-from dmiddleware.policy.actions import ActorSettings
+from dmiddleware.policy.action_codec import ActorSettings
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import critic_values
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY

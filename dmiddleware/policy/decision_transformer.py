@@ -14,7 +14,7 @@ from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.distributed import largest_over_ranks
 from dmiddleware.errors import PolicyError
 from dmiddleware.model import DecisionTransformer
-from dmiddleware.policy.actions import ActorSettings
+from dmiddleware.policy.action_codec import ActorSettings
 from dmiddleware.policy.component import Component, adam
 from dmiddleware.policy.obs_norm import DatasetNormSettings
 from dmiddleware.policy.policy import Policy

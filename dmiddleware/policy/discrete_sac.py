@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from dmiddleware.policy.actions import mask_of
+from dmiddleware.policy.action_codec import mask_of
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import with_rows
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY

@@ -8,7 +8,7 @@ import torch
 from annotated_types import Gt, Lt
 from torch import nn
 
-from dmiddleware.policy.actions import ActorSettings
+from dmiddleware.policy.action_codec import ActorSettings
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import critic_values, values_of_rows
 from dmiddleware.policy.policy import Policy

@@ -22,7 +22,6 @@ from dmiddleware.distributed import (
 )
 from dmiddleware.env import agent_spaces
 from dmiddleware.errors import ConfigError, PolicyError, PolicyOutputError, StructureError
-from dmiddleware.memory import keep_freed_memory
 from dmiddleware.model import create_model, obs_shape_of
 from dmiddleware.model.layers import check_default_dtype
 from dmiddleware.model.spaces import HasSpaces, spaces_of, try_model
@@ -33,7 +32,7 @@ from dmiddleware.policy.acting import (
     check_finite,
     probe_inputs,
 )
-from dmiddleware.policy.actions import ActionCodec, ActorSettings, mask_of
+from dmiddleware.policy.action_codec import ActionCodec, ActorSettings, mask_of
 from dmiddleware.policy.agents import present_agents, present_observations
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.component_attributes import set_components
@@ -54,6 +53,7 @@ from dmiddleware.policy.update import (
     standard_columns,
     update_outputs,
 )
+from dmiddleware.process.memory import keep_freed_memory
 from dmiddleware.rl import Distribution
 from dmiddleware.schedule import Counters, Schedule, scheduled_in_updates
 from dmiddleware.seeding import derive_seed

@@ -10,7 +10,7 @@ import torch
 from annotated_types import Gt, Le
 from torch import nn
 
-from dmiddleware.policy.actions import mask_of
+from dmiddleware.policy.action_codec import mask_of
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import named_outputs, with_rows
 from dmiddleware.policy.td import TDPolicy, TDSettings

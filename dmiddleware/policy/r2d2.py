@@ -9,7 +9,7 @@ import torch
 
 from dmiddleware.errors import StructureError
 from dmiddleware.model import RecurrentNetwork
-from dmiddleware.policy.actions import mask_of
+from dmiddleware.policy.action_codec import mask_of
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings

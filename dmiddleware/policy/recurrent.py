@@ -10,7 +10,7 @@ from torch import nn
 
 from dmiddleware.errors import PolicyError
 from dmiddleware.model import RecurrentNetwork
-from dmiddleware.policy.actions import ActionCodec
+from dmiddleware.policy.action_codec import ActionCodec
 from dmiddleware.tree import Columns, Nested
 
 __all__ = ["Memory"]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from dmiddleware.policy.actions import ActorSettings
+from dmiddleware.policy.action_codec import ActorSettings
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import critic_values
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY

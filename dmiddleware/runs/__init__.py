@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dmiddleware.late_imports import late_names
+from dmiddleware.process.late_imports import late_names
 from dmiddleware.runs.budget import Budget
 from dmiddleware.runs.compare import (
     Comparison,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 
 from dmiddleware.errors import DMiddlewareError
+from dmiddleware.process.terminal import can_redraw
 from dmiddleware.runs.compare import compare
 from dmiddleware.runs.record import EVALUATION
 from dmiddleware.runs.report import write_report
 from dmiddleware.runs.watch import watch
-from dmiddleware.terminal import can_redraw
 
 if TYPE_CHECKING:
     from dmiddleware.policy import HasModes

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from dmiddleware.process.terminal import printable
 from dmiddleware.runs.budget import Budget
 from dmiddleware.runs.record import COUNTERS, RunRecord
 from dmiddleware.runs.statistics import interquartile_mean, interval_of, performance_profile
-from dmiddleware.terminal import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.errors import ConfigError
+from dmiddleware.files.atomic_file import write_atomically
 from dmiddleware.policy import HasModes, Policy
 from dmiddleware.policy.acting import (
     STATE,

@@ -15,11 +15,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dmiddleware.closing import Closing
 from dmiddleware.launch.output import SteadyStream
+from dmiddleware.process.closing import Closing
+from dmiddleware.process.terminal import can_redraw
 from dmiddleware.runs.statistics import short
 from dmiddleware.sweep.sweep_plan import SweepPlan
-from dmiddleware.terminal import can_redraw
 
 __all__ = ["RunView", "SweepDisplay"]
 

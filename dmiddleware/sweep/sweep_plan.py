@@ -178,7 +178,7 @@ def reason_in(output: str) -> str:
 def write_file(path: Path, data: bytes) -> None:
     """Write a file of which, whatever happens, a reader sees nothing or all, on the disk.
 
-    Unlike :func:`dmiddleware.data.atomic_file.write_atomically`, it imports no torch.
+    Unlike :func:`dmiddleware.files.atomic_file.write_atomically`, it imports no torch.
     """
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:

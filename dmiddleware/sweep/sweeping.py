@@ -21,10 +21,10 @@ from dmiddleware.launch.leftovers import (
     marked_environment,
     wait_until,
 )
+from dmiddleware.process.signals import HeldSignals
 from dmiddleware.registry import nearest
 from dmiddleware.runs.record import no_values_of
 from dmiddleware.runs.resuming import FOLDER_VARIABLE, RESUME_VARIABLE, has_snapshot
-from dmiddleware.signals import HeldSignals
 from dmiddleware.sweep.metrics_tail import MetricsTail
 from dmiddleware.sweep.sweep_display import RunView, SweepDisplay
 from dmiddleware.sweep.sweep_plan import (

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 
 from dmiddleware.classic.config import Configurable, Option, mapping, positive, text
-from dmiddleware.closing import Closing
 from dmiddleware.errors import ConfigError, StructureError, WaitTimeout
+from dmiddleware.process.closing import Closing
 from dmiddleware.worker.comm.http import HttpTask, Master, Slave, SlaveConnection, read_key
 from dmiddleware.worker.errors import RequestFailed, TaskFail
 

@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from dmiddleware.classic.config import Option, count, merge_config, one_of, positive, text
 from dmiddleware.errors import ConfigError
+from dmiddleware.process.signals import HeldSignals
 from dmiddleware.registry import Registry
-from dmiddleware.signals import HeldSignals
 from dmiddleware.worker.comm import (
     create_comm_collector,
     create_comm_learner,

@@ -10,8 +10,8 @@ import numpy as np
 
 from dmiddleware.classic.config import Configurable
 from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
-from dmiddleware.closing import Closing
 from dmiddleware.errors import ConfigError
+from dmiddleware.process.closing import Closing
 from dmiddleware.registry import Registry, import_modules
 from dmiddleware.worker.ranks import rank_and_world_size
 

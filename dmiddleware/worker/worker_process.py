@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from dmiddleware.torch_threads import THREADS_VARIABLE, chosen_threads
+from dmiddleware.process.torch_threads import THREADS_VARIABLE, chosen_threads
 from dmiddleware.worker.comm import create_comm_collector, create_comm_learner
 from dmiddleware.worker.errors import CoordinatorError
 

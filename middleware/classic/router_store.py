@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data.atomic_file import DTYPE_NAMES, raw_bytes
-from dmiddleware.data.serialization import pack, unpack
 from dmiddleware.errors import ConfigError
+from dmiddleware.files.atomic_file import DTYPE_NAMES, raw_bytes
+from dmiddleware.files.serialization import pack, unpack
 from dmiddleware.pipeline import Event, Task
 from dmiddleware.worker.errors import StepDataLost
 

@@ -14,7 +14,7 @@ from dmiddleware.policy import DecisionTransformerPolicy, Policy
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import Settings, describe
 from middleware.programs.parts import draws_by_priority, eval_settings, name_of_run
-from middleware.stop import TerminationCheckerSettings
+from middleware.termination import TerminationCheckerSettings
 
 __all__ = ["chain_code"]
 

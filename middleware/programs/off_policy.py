@@ -12,6 +12,7 @@ from dmiddleware.env import EnvSettings, make_env_manager
 from dmiddleware.policy import PolicySettings
 from dmiddleware.settings import Count, Positive, Whole
 from middleware.collect import StepCollector, StepCollectorSettings
+from middleware.eps_greedy import EpsGreedyHandler
 from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettings
 from middleware.exchange import (
     ContextExchanger,
@@ -19,8 +20,6 @@ from middleware.exchange import (
     ModelExchanger,
     ModelExchangerSettings,
 )
-from middleware.experiment import Experiment, ExperimentResult, ExperimentSettings
-from middleware.explore import EpsGreedyHandler
 from middleware.learn import OffPolicyLearner, OffPolicyLearnerSettings
 from middleware.programs.parts import (
     default_settings,
@@ -30,9 +29,10 @@ from middleware.programs.parts import (
     make_run,
     name_of_run,
 )
+from middleware.record.experiment import Experiment, ExperimentResult, ExperimentSettings
+from middleware.record.snapshot import SnapshotSaver, SnapshotSaverSettings
 from middleware.replay_buffer import DataPusher
-from middleware.snapshot import SnapshotSaver, SnapshotSaverSettings
-from middleware.stop import TerminationChecker
+from middleware.termination import TerminationChecker
 
 __all__ = ["OFF_POLICY", "off_policy"]
 

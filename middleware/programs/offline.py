@@ -15,7 +15,6 @@ from dmiddleware.settings import Count, Positive, Whole
 from dmiddleware.tree import Batch
 from middleware.context import OfflineRLContext
 from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettings
-from middleware.experiment import Experiment, ExperimentResult, ExperimentSettings
 from middleware.learn import OffPolicyLearner, OffPolicyLearnerSettings
 from middleware.programs.parts import (
     default_settings,
@@ -24,8 +23,9 @@ from middleware.programs.parts import (
     make_run,
     name_of_run,
 )
-from middleware.snapshot import SnapshotSaver, SnapshotSaverSettings
-from middleware.stop import TerminationChecker
+from middleware.record.experiment import Experiment, ExperimentResult, ExperimentSettings
+from middleware.record.snapshot import SnapshotSaver, SnapshotSaverSettings
+from middleware.termination import TerminationChecker
 
 __all__ = ["OFFLINE", "make_dataset_buffer", "offline"]
 

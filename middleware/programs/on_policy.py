@@ -19,7 +19,6 @@ from middleware.exchange import (
     ModelExchanger,
     ModelExchangerSettings,
 )
-from middleware.experiment import Experiment, ExperimentResult, ExperimentSettings
 from middleware.learn import OnPolicyLearner
 from middleware.programs.parts import (
     default_settings,
@@ -28,8 +27,9 @@ from middleware.programs.parts import (
     make_run,
     name_of_run,
 )
-from middleware.snapshot import SnapshotSaver, SnapshotSaverSettings
-from middleware.stop import TerminationChecker
+from middleware.record.experiment import Experiment, ExperimentResult, ExperimentSettings
+from middleware.record.snapshot import SnapshotSaver, SnapshotSaverSettings
+from middleware.termination import TerminationChecker
 
 __all__ = ["ON_POLICY", "on_policy"]
 

@@ -23,8 +23,8 @@ from dmiddleware.policy import (
     TDSettings,
     get_policy_cls,
 )
-from middleware.experiment import ExperimentSettings
-from middleware.run_folder import RunFolder
+from middleware.record.experiment import ExperimentSettings
+from middleware.record.run_folder import RunFolder
 
 __all__ = [
     "default_settings",

@@ -21,12 +21,12 @@ from dmiddleware.foreign_names import unknown_name, unknown_option
 from dmiddleware.rollout import ActingPolicy
 from dmiddleware.settings import Settings, Whole, checked, taken_back
 from dmiddleware.zoo import tuned, tuned_options
-from middleware.experiment import ExperimentResult
 from middleware.programs.code import chain_code
 from middleware.programs.off_policy import off_policy
 from middleware.programs.offline import offline
 from middleware.programs.on_policy import on_policy
 from middleware.programs.parts import make_policy
+from middleware.record.experiment import ExperimentResult
 
 __all__ = [
     "Program",

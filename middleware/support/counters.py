@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dmiddleware.pipeline import ChainView
 from dmiddleware.rl import Counters, Schedule
 from middleware.context import OnlineRLContext, RLContext
-from middleware.stop import limits_of
+from middleware.termination import limits_of
 
 __all__ = ["RunCounters"]
 

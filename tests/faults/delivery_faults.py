@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self
 
-from dmiddleware.closing import Closing
+from dmiddleware.process.closing import Closing
 from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import Comparison, compare
 from tests.faults.node_program import Sends

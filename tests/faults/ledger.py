@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dmiddleware.closing import Closing
+from dmiddleware.process.closing import Closing
 
 __all__ = ["Writer", "Ledger", "Comparison", "compare", "compare_killed", "join"]
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from dmiddleware.closing import Closing
+from dmiddleware.process.closing import Closing
 
 __all__ = ["Cable", "SlowCable", "cable", "forwarder", "namespaces", "slow_cable", "why_not"]
 

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from dmiddleware.closing import Closing
+from dmiddleware.process.closing import Closing
 from dmiddleware.router import Router
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.tls import TlsFiles

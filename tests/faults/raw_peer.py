@@ -9,8 +9,8 @@ import ssl
 import struct
 import time
 
-from dmiddleware.closing import Closing
 from dmiddleware.errors import RouterError
+from dmiddleware.process.closing import Closing
 from dmiddleware.router.protocol.handshake import Identity
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions

@@ -7,7 +7,7 @@ import pytest
 from dmiddleware.pipeline import Task
 from dmiddleware.testing import FakeClock
 from middleware import OnlineRLContext
-from middleware.run_folder import RunFolder
+from middleware.record.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rollout import evaluate_episodes
 from middleware import OfflineRLContext, OnlineRLContext, Role, interaction_evaluator
-from middleware.checkpoint import CkptSaver
-from middleware.run_folder import RunFolder
+from middleware.record.checkpoint import CkptSaver
+from middleware.record.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import torch
 
 from dmiddleware import Task, middleware
 from dmiddleware.data import PrioritySampler, TensorBuffer
-from dmiddleware.data.serialization import pack
 from dmiddleware.errors import ConfigError
+from dmiddleware.files.serialization import pack
 from dmiddleware.policy import Policy, R2D2Policy, RecurrentPPOPolicy
 from dmiddleware.rl import Schedule
 from middleware import (

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from dmiddleware.data import PrioritySampler, TensorBuffer
-from dmiddleware.data.serialization import pack
 from dmiddleware.errors import ConfigError, StructureError
+from dmiddleware.files.serialization import pack
 from dmiddleware.pipeline import Task
 from dmiddleware.rl import q_target, sequence_priority
 from middleware import OnlineRLContext, Role, data_pusher, priority_calculator
 from middleware.collect import StepCollector
 from middleware.learn import OffPolicyLearner
-from middleware.snapshot import SnapshotSaver
+from middleware.record.snapshot import SnapshotSaver
 from tests.dmiddleware.recurrent_policy import GRUPolicy, GRUSettings, masked_cartpole
 from tests.middleware.replay_rows import FORMS, rows, transition, write
 

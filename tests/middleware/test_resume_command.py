@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from dmiddleware.data import load_checkpoint
-from dmiddleware.data.serialization import pack
+from dmiddleware.files.serialization import pack
 from dmiddleware.launch.cli import ditask
 from dmiddleware.runs.resuming import changed_settings, resume_words
 from tests.warm_process import run_warm

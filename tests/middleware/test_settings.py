@@ -13,8 +13,8 @@ import torch
 import middleware
 import middleware.classic
 from dmiddleware.data import PrioritySampler, TensorBuffer, as_tree, save_dataset
-from dmiddleware.data.offline_dataset import OfflineDataset
 from dmiddleware.env import make_env_manager
+from dmiddleware.files.offline_dataset import OfflineDataset
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.reward import GAIL, IntrinsicCritic
 from dmiddleware.rollout import OpponentPool

@@ -209,7 +209,7 @@ def check_project(kind: Any, name: str) -> None:
 @BOTH
 @pytest.mark.parametrize("name", ["toy", "größe 1", "Übung (最高)"])
 def test_names_that_both_services_take_stay(name: str, kind: Any) -> None:
-    from middleware.tracker import shown_name
+    from middleware.record.tracker import shown_name
 
     assert shown_name(name) == name
 

@@ -18,9 +18,9 @@ from dmiddleware.classic.deque_buffer import DequeBuffer
 from dmiddleware.classic.keywords import also_named
 from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
 from dmiddleware.classic.replay_buffers.tracked_data import TrackedData, data_id_of
-from dmiddleware.closing import Closing
 from dmiddleware.data.buffer_state import check_state
 from dmiddleware.errors import ConfigError, NotEnoughData
+from dmiddleware.process.closing import Closing
 
 __all__ = ["IBuffer"]
 

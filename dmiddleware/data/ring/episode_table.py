@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dmiddleware.data.ring.episode_index import NONE, FreeNumbers, Pushed
+from dmiddleware.data.ring.row_links import NONE, FreeNumbers, Pushed
 from dmiddleware.data.samplers import Ints
 
 __all__ = ["EpisodeTable", "SequenceStarts"]

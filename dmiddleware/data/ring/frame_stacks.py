@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dmiddleware.data.ring.episode_index import NONE, Pushed, SideTable
+from dmiddleware.data.ring.row_links import NONE, Pushed, SideTable
 from dmiddleware.data.samplers import Ints
-from dmiddleware.data.schema import Array, Leaf, same_rows
+from dmiddleware.files.schema import Array, Leaf, same_rows
 
 __all__ = ["FrameStacks"]
 

@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.data.ring.episode_index import NONE, EpisodeLinks, Pushed, SideTable
 from dmiddleware.data.ring.episode_table import EpisodeTable, SequenceStarts
 from dmiddleware.data.ring.frame_stacks import FrameStacks
+from dmiddleware.data.ring.row_links import NONE, EpisodeLinks, Pushed, SideTable
 from dmiddleware.data.ring.storage import Allocate
 from dmiddleware.data.samplers import Ints
-from dmiddleware.data.schema import Array, Leaf, Rows, Schema, as_batch, lead_of, same_rows
-from dmiddleware.data.serialization import StateBlock
 from dmiddleware.errors import CheckpointMismatch, StructureError
+from dmiddleware.files.schema import Array, Leaf, Rows, Schema, as_batch, lead_of, same_rows
+from dmiddleware.files.serialization import StateBlock
 from dmiddleware.tree import Batch
 
 __all__ = ["RowRing"]

@@ -22,9 +22,9 @@ from dmiddleware.env.contract import check_same_spaces
 from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.env.subprocess.worker import Setup, StepInfos
 from dmiddleware.errors import ConfigError, EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
-from dmiddleware.import_guard import refuse_at_import
-from dmiddleware.open_files import naming_the_limit
-from dmiddleware.pipes import MessagePipe, PipeClosed, deadline_in, read_available
+from dmiddleware.process.import_guard import refuse_at_import
+from dmiddleware.process.open_files import naming_the_limit
+from dmiddleware.process.pipes import MessagePipe, PipeClosed, deadline_in, read_available
 
 __all__ = ["EnvProcess", "EnvProcesses", "ProcessFailure"]
 

@@ -63,10 +63,10 @@ from dmiddleware.env.pictures import Picture, picture_of
 from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.env.team import reward_shape_of
 from dmiddleware.errors import CheckpointMismatch, EnvCallError, EnvProtocolError
-from dmiddleware.garbage import kept_for_good
-from dmiddleware.import_guard import refusing_at_import
-from dmiddleware.pipes import MessagePipe, PipeClosed
-from dmiddleware.terminal import needs_terminal
+from dmiddleware.process.garbage import kept_for_good
+from dmiddleware.process.import_guard import refusing_at_import
+from dmiddleware.process.pipes import MessagePipe, PipeClosed
+from dmiddleware.process.terminal import needs_terminal
 
 __all__ = ["main", "Given", "Setup", "Failure", "StepInfos"]
 

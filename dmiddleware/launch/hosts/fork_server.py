@@ -22,10 +22,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from dmiddleware.garbage import kept_for_good
 from dmiddleware.launch import node_process
 from dmiddleware.launch.leftovers import MARKS, wait_until
-from dmiddleware.pipes import MessagePipe, PipeClosed, deadline_in
+from dmiddleware.process.garbage import kept_for_good
+from dmiddleware.process.pipes import MessagePipe, PipeClosed, deadline_in
 from dmiddleware.seeding import seed_libraries
 
 __all__ = ["ForkServer", "ForkedProcess", "adopted_orphans", "fork_orphan", "main"]

@@ -13,8 +13,8 @@ from dmiddleware.errors import LaunchError
 from dmiddleware.launch.node import Program, join_run
 from dmiddleware.launch.plan import RunPlan, plan_run
 from dmiddleware.launch.ports import port_of_run
+from dmiddleware.process.signals import ignore_signal
 from dmiddleware.run_key import make_key, read_key, write_key
-from dmiddleware.signals import ignore_signal
 
 if TYPE_CHECKING:
     from submitit import JobEnvironment

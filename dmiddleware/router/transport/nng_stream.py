@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any, Final
 
 from dmiddleware.errors import RouterError, TransportError
-from dmiddleware.open_files import explained
+from dmiddleware.process.open_files import explained
 from dmiddleware.router.transport.base_stream import BaseStream
 from dmiddleware.router.transport.io_thread import IoThread, fork_error
 from dmiddleware.router.transport.ipc_path import PublishedPath

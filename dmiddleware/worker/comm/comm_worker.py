@@ -23,9 +23,9 @@ from dmiddleware.classic.config import (
     text,
     whole,
 )
-from dmiddleware.closing import Closing
 from dmiddleware.errors import ConfigError
 from dmiddleware.flow_control import FairQueue
+from dmiddleware.process.closing import Closing
 from dmiddleware.registry import Registry
 from dmiddleware.worker.classic_functions import EasyTimer
 from dmiddleware.worker.comm.link import import_worker_entry_point

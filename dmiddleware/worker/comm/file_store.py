@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dmiddleware.data import pack_checkpoint, unpack_checkpoint
-from dmiddleware.data.atomic_file import remove_leftovers, write_atomically
 from dmiddleware.errors import CheckpointDamaged, ConfigError
+from dmiddleware.files.atomic_file import remove_leftovers, write_atomically
 from dmiddleware.worker.comm.compression import (
     COMPRESSORS,
     compress,

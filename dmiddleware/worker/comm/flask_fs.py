@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from dmiddleware.classic.config import Option, at_least, text, whole
 from dmiddleware.errors import ConfigError
-from dmiddleware.signals import HeldSignals
+from dmiddleware.process.signals import HeldSignals
 from dmiddleware.worker.collector.parallel import BaseParallelCollector
 from dmiddleware.worker.comm.base_collector import COMM_COLLECTOR_REGISTRY, BaseCommCollector
 from dmiddleware.worker.comm.base_learner import (

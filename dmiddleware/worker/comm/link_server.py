@@ -6,8 +6,8 @@ import logging
 import threading
 from typing import Any, Final, Self
 
-from dmiddleware.closing import Closing
 from dmiddleware.errors import DeliveryTimeout, EncodeError
+from dmiddleware.process.closing import Closing
 from dmiddleware.worker.comm.comm_worker import CommWorker
 from dmiddleware.worker.coordinator.conversation import Answer, Ask, Link
 

@@ -26,9 +26,9 @@ from dmiddleware.classic.config import (
 )
 from dmiddleware.classic.logs import TextLog
 from dmiddleware.classic.replay_buffers import get_buffer_cls
-from dmiddleware.closing import Closing
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.errors import ConfigError
+from dmiddleware.process.closing import Closing
 from dmiddleware.worker.comm.link import create_coordinator_link
 from dmiddleware.worker.comm.store import Store
 from dmiddleware.worker.commander import BaseParallelCommander, create_parallel_commander

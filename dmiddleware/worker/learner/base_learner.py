@@ -29,14 +29,14 @@ from dmiddleware.classic.config import (
 from dmiddleware.classic.keywords import also_named
 from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder
 from dmiddleware.classic.modes import spec_attribute
-from dmiddleware.closing import Closing
 from dmiddleware.data import load_checkpoint
 from dmiddleware.errors import CheckpointDamaged, ConfigError
 from dmiddleware.policy import HasModes, is_update, priorities_of_rows, update_outputs
+from dmiddleware.process.closing import Closing
+from dmiddleware.process.signals import HeldSignals
+from dmiddleware.process.torch_threads import limited_threads
 from dmiddleware.registry import Registry
 from dmiddleware.schedule import Counters
-from dmiddleware.signals import HeldSignals
-from dmiddleware.torch_threads import limited_threads
 from dmiddleware.tree import lead_shape
 from dmiddleware.worker.learner.hooks import (
     POSITIONS,
@@ -250,7 +250,7 @@ class BaseLearner(Closing, Configurable):
 
         If an exception, Ctrl-C or SIGTERM ends the training, a checkpoint is saved first; a signal
         waits for the current iteration. Then the exception is raised again, or the signal has its
-        effect, as :class:`~dmiddleware.signals.HeldSignals` describes. An exception of a
+        effect, as :class:`~dmiddleware.process.signals.HeldSignals` describes. An exception of a
         ``before_run`` hook saves nothing: no training happened, and the checkpoint could overwrite
         an earlier one.
 

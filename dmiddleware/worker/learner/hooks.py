@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dmiddleware.classic.logs import table
-from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.errors import ConfigError, RegistryError
+from dmiddleware.files.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.registry import nearest
 from dmiddleware.worker.ranks import mean_over_ranks
 

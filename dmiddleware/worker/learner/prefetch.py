@@ -15,9 +15,9 @@ from concurrent.futures import (
 from multiprocessing import get_context
 from typing import Any, TypeAlias
 
-from dmiddleware.closing import Closing
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.flow_control import FairQueue
+from dmiddleware.process.closing import Closing
 
 __all__ = ["LoaderClosed", "PrefetchLoader"]
 

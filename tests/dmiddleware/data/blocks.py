@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dmiddleware.data.serialization import pack
+from dmiddleware.files.serialization import pack
 
 __all__ = ["digest", "shrink_blocks"]
 

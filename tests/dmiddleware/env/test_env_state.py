@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strange_envs import SavesItself, Walk, WithSimulator
 
-from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.env import make_env_manager
 from dmiddleware.env.env_state import (
     Decoder,
@@ -27,6 +26,7 @@ from dmiddleware.env.env_state import (
     set_state,
 )
 from dmiddleware.errors import CheckpointMismatch
+from dmiddleware.files.checkpoint import load_checkpoint, save_checkpoint
 
 LEAVES = st.one_of(
     st.none(),

@@ -9,9 +9,9 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from strange_envs import Crowd, Fragile, FragileSimulator, Nested, SavesItself, Walk, WithSimulator
 
-from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.env import AsyncEnvManager, SyncEnvManager, VectorEnvManager
 from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvStateError, StructureError
+from dmiddleware.files.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.seeding import derive_seed
 
 SYNC, ASYNC = "sync", pytest.param("async", marks=pytest.mark.process)

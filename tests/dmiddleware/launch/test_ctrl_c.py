@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dmiddleware.ctrl_c import exit_at_ctrl_c
 from dmiddleware.launch import cli
+from dmiddleware.process.ctrl_c import exit_at_ctrl_c
 from tests.waiting import wait_until
 
 LINE = "stopped: received SIGINT (Ctrl-C)\n"

@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from dmiddleware import Context, Task
 from dmiddleware.launch import join_run, plan_run
-from dmiddleware.signals import HeldSignals, ignore_signal
+from dmiddleware.process.signals import HeldSignals, ignore_signal
 
 context = multiprocessing.get_context("fork")
 

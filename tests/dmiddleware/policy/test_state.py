@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.errors import CheckpointMismatch
+from dmiddleware.files.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
 from dmiddleware.tree import as_tree, leaves
 

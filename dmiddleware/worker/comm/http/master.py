@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-from dmiddleware.closing import Closing
 from dmiddleware.errors import ConfigError, WaitTimeout
+from dmiddleware.process.closing import Closing
 from dmiddleware.worker.comm.http.client import HttpClient
 from dmiddleware.worker.comm.http.server import Code, HttpServer, Refusal, Route
 from dmiddleware.worker.comm.http.signing import HttpNode, is_loopback

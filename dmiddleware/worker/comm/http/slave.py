@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
-from dmiddleware.closing import Closing
 from dmiddleware.errors import ConfigError
+from dmiddleware.process.closing import Closing
 from dmiddleware.worker.comm.http.client import HttpClient
 from dmiddleware.worker.comm.http.server import Code, HttpServer, Refusal, Route
 from dmiddleware.worker.comm.http.signing import HttpNode

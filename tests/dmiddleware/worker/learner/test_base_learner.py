@@ -13,7 +13,6 @@ import torch
 from tensorboardX import SummaryWriter
 
 from dmiddleware.classic import as_learn_mode
-from dmiddleware.data.checkpoint import load_checkpoint
 from dmiddleware.errors import (
     CheckpointMismatch,
     ConfigError,
@@ -21,8 +20,9 @@ from dmiddleware.errors import (
     PolicyOutputError,
     RegistryError,
 )
+from dmiddleware.files.checkpoint import load_checkpoint
 from dmiddleware.policy import DQNPolicy
-from dmiddleware.signals import Terminated
+from dmiddleware.process.signals import Terminated
 from dmiddleware.tree import as_tree
 from dmiddleware.worker.learner import BaseLearner, LearnerHook, create_learner
 from tests.tensorboard_events import values_in

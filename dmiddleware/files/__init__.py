@@ -1,0 +1,1 @@
+"""What lies on disk: checkpoints, datasets, and the formats of both."""

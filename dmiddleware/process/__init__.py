@@ -1,0 +1,1 @@
+"""What a process needs: signals, its terminal, threads, memory and pipes."""

@@ -1,0 +1,1 @@
+"""What a run leaves behind: checkpoints, snapshots, metrics, logs and curves."""
