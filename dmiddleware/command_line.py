@@ -377,8 +377,8 @@ class _CommandLine:
                 )
 
     def _refuse_unknown(self, values: Mapping[str, Any], at: str) -> None:
-        known = {info.name: info for info in describe(self._class)}
-        _refuse_unknown(values, known, at, [name for name, _ in self.flags()])
+        infos = {info.name: info for info in describe(self._class)}
+        _refuse_unknown(values, infos, at, [name for name, _ in self.flags()])
 
     def read(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Return the arguments of the function."""
@@ -646,7 +646,7 @@ def _refuse_unknown(
     Raises:
         ConfigError: for the first one.
     """
-    names = [name for name, one in known.items() if not one.by_program]
+    names = [name for name, field in known.items() if not field.by_program]
     for name in values:
         if name not in names:
             everywhere = dict.fromkeys((*names, *elsewhere))

@@ -49,7 +49,7 @@ class FairQueue(Generic[T]):
 
     def __contains__(self, item: object) -> bool:
         with self._changed:
-            return any(item == one for queue in self._queues.values() for one, _ in queue)
+            return any(item == queued for queue in self._queues.values() for queued, _ in queue)
 
     @property
     def closed(self) -> bool:

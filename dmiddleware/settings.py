@@ -187,7 +187,7 @@ class _Signature:
             )
             for name, default in (_defaults(cls) if dataclasses.is_dataclass(cls) else {}).items()
         ]
-        return inspect.Signature(sorted(parameters, key=lambda one: one.kind))
+        return inspect.Signature(sorted(parameters, key=lambda parameter: parameter.kind))
 
 
 def _kind(cls: type[Settings], name: str) -> Any:
@@ -209,7 +209,7 @@ class _Documented(str):
 
 
 def _documented(written: str, settings: type[Settings]) -> str:
-    return with_arguments(written, {one.name: one.explanation for one in describe(settings)})
+    return with_arguments(written, {info.name: info.explanation for info in describe(settings)})
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
@@ -608,17 +608,17 @@ def _in_words(
     """Translate the errors of pydantic: path, value, what is allowed, and the nearest name."""
     problems: dict[str, str] = {}
     hints = _hints(cls)
-    for one in errors:
-        name = str(one["loc"][0]) if one["loc"] else ""
-        cause = one.get("ctx", {}).get("error")
-        if one["loc"] and name not in _fields(cls):
+    for invalid in errors:
+        name = str(invalid["loc"][0]) if invalid["loc"] else ""
+        cause = invalid.get("ctx", {}).get("error")
+        if invalid["loc"] and name not in _fields(cls):
             problem = f"unknown setting {name}; {unknown_name(name, map(path_of, _fields(cls)))}"
         elif isinstance(cause, _Refused):
-            name, wanted, value = cause.args
-            problem = f"{path_of(name)} must be {wanted}, got {value!r}"
+            name, expected, value = cause.args
+            problem = f"{path_of(name)} must be {expected}, got {value!r}"
         elif cause is not None:
             problem = f"{path_of(name)}: {cause}"
-        elif one["type"].startswith("missing") and len(one["loc"]) == 1:
+        elif invalid["type"].startswith("missing") and len(invalid["loc"]) == 1:
             problem = f"{path_of(name)} must be given: {values_in_words(hints[name])}"
         else:
             words = values_in_words(hints[name])
@@ -634,8 +634,8 @@ def _in_words(
 def _choices(hint: Any) -> list[str]:
     """Return the texts that a type hint allows by a ``Literal``."""
     if typing.get_origin(hint) is Literal:
-        return [one for one in typing.get_args(hint) if isinstance(one, str)]
-    return [one for part in typing.get_args(hint) for one in _choices(part)]
+        return [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
+    return [choice for part in typing.get_args(hint) for choice in _choices(part)]
 
 
 def shown(value: Any, *, is_number: bool) -> str:
@@ -696,7 +696,7 @@ _WORDS: Final[Mapping[Any, str]] = {
 
 def _limited(kind: Any, limits: list[Any]) -> str:
     """Say which numbers keep within limits."""
-    what = "an integer" if kind is int else "a number"
+    number = "an integer" if kind is int else "a number"
     bounds: dict[type, Any] = {}
     for limit in limits:
         for name in ("gt", "ge", "lt", "le"):
@@ -705,13 +705,13 @@ def _limited(kind: Any, limits: list[Any]) -> str:
     low = bounds.get(Ge, bounds.get(Gt))
     high = bounds.get(Le, bounds.get(Lt))
     if Gt in bounds and low == "0" and high is None:
-        return what.replace("a number", "a positive number").replace("an i", "a positive i")
+        return number.replace("a number", "a positive number").replace("an i", "a positive i")
     if Ge in bounds and Le in bounds:
-        return f"{what} from {low} to {high}"
+        return f"{number} from {low} to {high}"
     words = [f"above {low}" if Gt in bounds else f"≥ {low}"] if low is not None else []
     if high is not None:
         words.append(f"up to {high}" if Le in bounds else f"below {high}")
-    return f"{what} {(', ' if Le in bounds else ' and ').join(words)}"
+    return f"{number} {(', ' if Le in bounds else ' and ').join(words)}"
 
 
 def _plural(words: str) -> str:
@@ -782,8 +782,8 @@ def describe(cls: type[Settings]) -> list[SettingInfo]:
 def settings_table(cls: type[Settings]) -> str:
     """Return a Markdown table of settings: name, default, values and meaning."""
     rows = (
-        f"| `{one.name}` | {_default_in_words(one.default)} | {one.words} | {one.meaning} |"
-        for one in describe(cls)
+        f"| `{info.name}` | {_default_in_words(info.default)} | {info.words} | {info.meaning} |"
+        for info in describe(cls)
     )
     return "\n".join(["| name | default | values | meaning |", "| --- | --- | --- | --- |", *rows])
 
@@ -815,7 +815,9 @@ def _plain(value: Any) -> Any:
         return plain_values(value.value) if value.name is None else value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {
-            one.name: getattr(value, one.name) for one in dataclasses.fields(value) if one.repr
+            field.name: getattr(value, field.name)
+            for field in dataclasses.fields(value)
+            if field.repr
         }
     if isinstance(value, Mapping):
         return {str(plain_values(key)): plain_values(item) for key, item in value.items()}
@@ -919,7 +921,7 @@ def _read_fields(origin: Any, arguments: tuple[Any, ...], value: Mapping[Any, An
         hints = typing.get_type_hints(origin, include_extras=True)
         return origin(**{name: from_plain(hints[name], item) for name, item in value.items()})
     key, item = arguments
-    return {_read_key(key, name): from_plain(item, one) for name, one in value.items()}
+    return {_read_key(key, name): from_plain(item, part) for name, part in value.items()}
 
 
 def _read_key(hint: Any, text: Any) -> Any:

@@ -50,17 +50,17 @@ def check_act_inputs(names: object, *, owner: str) -> None:
     Raises:
         PolicyError: naming the first that is wrong, and those that exist.
     """
-    known = f"{', '.join(_FIXED)} or info.<name>"
+    allowed = f"{', '.join(_FIXED)} or info.<name>"
     if not isinstance(names, tuple):
         raise PolicyError(
-            f"{owner}.act_inputs must be a tuple of {known}, got {names!r:.100}; "
+            f"{owner}.act_inputs must be a tuple of {allowed}, got {names!r:.100}; "
             'write act_inputs = ("prev_action",) for example'
         )
     for name in names:
         if name not in _FIXED and not (
             isinstance(name, str) and len(name) > len(_INFO) and name.startswith(_INFO)
         ):
-            raise PolicyError(f"{owner}.act_inputs contains {name!r}; it must be one of {known}")
+            raise PolicyError(f"{owner}.act_inputs contains {name!r}; it must be one of {allowed}")
 
 
 def info_names(names: Iterable[str]) -> list[str]:

@@ -201,8 +201,8 @@ class ActionCodec:
         masks = [None] * len(n_means) if mask is None else torch.split(mask, self._n_logits, -1)
         parts = {}
         for place, (path, part) in enumerate(self._parts.items()):
-            own = {name: pieces[place] for name, pieces in columns.items()}
-            parts[path] = part.distribution(own, masks[place])
+            pieces_of_part = {name: pieces[place] for name, pieces in columns.items()}
+            parts[path] = part.distribution(pieces_of_part, masks[place])
         return Hybrid(parts)
 
     def check_outputs(self, outputs: Any, *, draws: bool = False) -> None:
@@ -356,22 +356,22 @@ class ActionCodec:
         Raises:
             PolicyOutputError: naming the action and the allowed ones.
         """
-        given = mask_of(obs, mask)
-        if given is None:
+        mask_given = mask_of(obs, mask)
+        if mask_given is None:
             return
-        own, action = given.cpu(), outputs["action"]
+        on_cpu, action = mask_given.cpu(), outputs["action"]
         if not isinstance(action, Batch | Mapping | tuple):
             action = torch.as_tensor(action)
-        allowed = self._allows(own, action)
+        allowed = self._allows(on_cpu, action)
         if allowed is None or bool(allowed.all()):
             return
         row = () if allowed.dim() == 0 else int((~allowed).nonzero()[0, 0])
         chosen = {path: leaf[row].tolist() for path, leaf in leaves(action)}
         raise PolicyOutputError(
             f"{user} chose the action {chosen.get('', chosen)}, but its action_mask allows only "
-            f"{own[row].nonzero().flatten().tolist()} (counted from 0); mask the model's logits, "
-            "for example with dmiddleware.model.masked_logit(logit, obs), and do not ask for an "
-            "action where none is allowed"
+            f"{on_cpu[row].nonzero().flatten().tolist()} (counted from 0); mask the model's "
+            "logits, for example with dmiddleware.model.masked_logit(logit, obs), and do not ask "
+            "for an action where none is allowed"
         )
 
     def _allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor | None:
@@ -385,8 +385,8 @@ class ActionCodec:
         by_path = leaves_by_path(action)
         masks = torch.split(mask, self._n_logits, -1)
         verdicts = [
-            part.allows(own, part.to_raw(by_path[path]))
-            for (path, part), own in zip(self._parts.items(), masks, strict=True)
+            part.allows(part_mask, part.to_raw(by_path[path]))
+            for (path, part), part_mask in zip(self._parts.items(), masks, strict=True)
             if part.n_logits
         ]
         return torch.stack(verdicts).all(0)
@@ -427,20 +427,20 @@ class ActionCodec:
             CheckpointMismatch: if it is that of another action.
         """
         saved: Mapping[str, Any] = state["parts"]
-        known = [
+        described = [
             ActionPart(tuple(name.split(".")) if name else (), part["kind"], tuple(part["sizes"]))
             for name, part in saved.items()
         ]
-        if known and not self._parts:
-            self._build(known)
-        for part in known:
-            own = self._parts.get(part.name)
-            if own is None or own.part != part:
+        if described and not self._parts:
+            self._build(described)
+        for part in described:
+            present = self._parts.get(part.name)
+            if present is None or present.part != part:
                 raise CheckpointMismatch(
                     f"the checkpoint's actions are {state['parts']}, but this policy's are {self}; "
                     "load a checkpoint of the same kind of environment"
                 )
-            own.load(saved[part.name])
+            present.load(saved[part.name])
         self._was_used = bool(state["was_used"])
 
     def __repr__(self) -> str:

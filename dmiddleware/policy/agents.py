@@ -27,8 +27,8 @@ def agents_that_take_part(obs: Nested | None) -> torch.Tensor | None:
 def present_observations(obs: Nested) -> Nested:
     """Return observations without those of the agents that do not take part."""
     present = present_agents(obs)
-    seen = index_rows(obs[AGENTS], present)
-    return {**{key: obs[key] for key in obs}, AGENTS: seen}
+    observed = index_rows(obs[AGENTS], present)
+    return {**{key: obs[key] for key in obs}, AGENTS: observed}
 
 
 def weights_of_agents(obs: Nested) -> torch.Tensor:

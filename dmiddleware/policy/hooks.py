@@ -46,8 +46,10 @@ def _parameters_of(owner: type, method: str, n_given: int) -> Iterator[str]:
         if method not in vars(base):
             continue
         parameters = list(inspect.signature(vars(base)[method]).parameters.values())
-        yield from (one.name for one in parameters[n_given:] if one.kind in _NAMED)
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        yield from (
+            parameter.name for parameter in parameters[n_given:] if parameter.kind in _NAMED
+        )
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return
 
 
@@ -71,12 +73,12 @@ def check_keywords(
     Raises:
         ConfigError: naming the first such argument, and where it belongs.
     """
-    known = inputs | (hooks[mode].keywords or frozenset())
+    names = inputs | (hooks[mode].keywords or frozenset())
     for name in kwargs:
-        if name in known:
+        if name in names:
             continue
-        modes = [other for other, hook in hooks.items() if name in (hook.keywords or ())]
-        hint = unknown_name(name, known, only_here=True)
+        modes = [other_mode for other_mode, hook in hooks.items() if name in (hook.keywords or ())]
+        hint = unknown_name(name, names, only_here=True)
         if modes:
             hint = f"it is one of {modes[0]}_mode.forward"
         raise ConfigError(

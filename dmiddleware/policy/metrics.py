@@ -173,6 +173,7 @@ def metrics_table(metrics: Iterable[Metric], *, prefix: str = "") -> str:
     """
     head = "| name | unit | meaning | healthy |\n| --- | --- | --- | --- |"
     rows = (
-        f"| `{prefix}{one.name}` | {one.unit} | {one.meaning} | {one.healthy} |" for one in metrics
+        f"| `{prefix}{metric.name}` | {metric.unit} | {metric.meaning} | {metric.healthy} |"
+        for metric in metrics
     )
     return "\n".join((head, *rows))

@@ -90,8 +90,8 @@ def with_rows(output: Any, wanted: Sequence[int | str], *, what: str) -> torch.T
     """
     is_numbers = isinstance(output, torch.Tensor) and output.is_floating_point()
     if is_numbers and output.dim() == len(wanted):
-        for size, one in zip(output.shape, wanted, strict=True):
-            if size != one and type(one) is not str:
+        for size, expected in zip(output.shape, wanted, strict=True):
+            if size != expected and type(expected) is not str:
                 break
         else:
             numbers: torch.Tensor = output
@@ -115,18 +115,18 @@ def _kind_of(output: Any) -> str:
     return f"{output!r:.60} of type {type(output).__name__}"
 
 
-def _unfit(output: Any, what: str, wanted: str) -> PolicyOutputError:
+def _unfit(output: Any, what: str, expected: str) -> PolicyOutputError:
     remedy = "return a tensor of this shape from the model's forward"
     if isinstance(output, torch.Tensor) and output.is_floating_point():
-        found = f"has shape {_shape(output.shape)}"
+        problem = f"has shape {_shape(output.shape)}"
         remedy = "reshape it in the model's forward, for example with .squeeze(-1)"
     elif isinstance(output, torch.Tensor):
-        found, wanted = f"has numbers of type {output.dtype}", "of floating-point numbers"
+        problem, expected = f"has numbers of type {output.dtype}", "of floating-point numbers"
         remedy = "convert it in the model's forward, for example with .float()"
     elif isinstance(output, Mapping):
-        found = f"has the keys {', '.join(map(str, output))}"
+        problem = f"has the keys {', '.join(map(str, output))}"
     else:
-        found = f"has a {type(output).__name__}"
+        problem = f"has a {type(output).__name__}"
     return PolicyOutputError(
-        f"the output {what} of the model {found}, but must be {wanted}; {remedy}"
+        f"the output {what} of the model {problem}, but must be {expected}; {remedy}"
     )

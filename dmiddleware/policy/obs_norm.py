@@ -187,8 +187,8 @@ class ObsNorm:
         Raises:
             CheckpointMismatch: if they belong to other observations.
         """
-        for name, own in (("running", self._running), ("published", self._published)):
-            paths = {_name(path): stats for path, stats in own.items()}
+        for name, statistics in (("running", self._running), ("published", self._published)):
+            paths = {_name(path): stats for path, stats in statistics.items()}
             if set(paths) != set(state[name]):
                 raise CheckpointMismatch(
                     f"the checkpoint normalizes the observations {sorted(state[name])}, this "

@@ -38,11 +38,11 @@ def describe_policy(spec: PolicySpec) -> dict[str, Any]:
     """
     observation_space, action_space = map(_space_data, spec.spaces() or (None, None))
     names = [name for name in POLICY_REGISTRY if POLICY_REGISTRY.get(name) is spec.kind]
-    own = type(spec.model) if spec.has_own_model else None
+    network = type(spec.model) if spec.has_own_model else None
     return {
         "type": names[0] if names else None,
         "class": _dotted(spec.kind),
-        "network": None if own is None else _dotted(own),
+        "network": None if network is None else _dotted(network),
         "settings": plain_values(spec.settings) if names else None,
         "observation_space": observation_space,
         "action_space": action_space,
@@ -90,7 +90,7 @@ def policy_from(
 
 def _class_of(described: Mapping[str, Any], model: nn.Module | None) -> type[Policy]:
     """Return the class of the policy, unless something that the file cannot hold is missing."""
-    name, own = described.get("type"), described.get("network")
+    name, network = described.get("type"), described.get("network")
     if name not in list(POLICY_REGISTRY):
         raise CheckpointMismatch(
             f"the checkpoint is of {described.get('class')!r:.100}, an algorithm that is not "
@@ -98,14 +98,14 @@ def _class_of(described: Mapping[str, Any], model: nn.Module | None) -> type[Pol
             "pass it as policy=... (ditask play and export: --policy), or decorate the class with "
             "@POLICY_REGISTRY.register(...) before training, and import its module before loading"
         )
-    if own is not None and model is None:
+    if network is not None and model is None:
         raise CheckpointMismatch(
-            f"the policy was trained with a network of the program's own, {own!r:.100}, which the "
-            "checkpoint does not describe; build the network and pass it as model=..., build the "
-            "policy and pass it as policy=... (ditask play and export: --policy module:function), "
+            f"the policy was trained with a network of the program's own, {network!r:.100}, which "
+            "the checkpoint does not describe; build the network and pass it as model=..., build "
+            "the policy and pass it as policy=... (ditask play and export: --policy module:function), "
             "or train with a registered network (@MODEL_REGISTRY.register)"
         )
-    if own is None and model is not None:
+    if network is None and model is not None:
         raise CheckpointMismatch("the checkpoint describes its network, so leave model out")
     return POLICY_REGISTRY.get(str(name))
 
@@ -125,7 +125,7 @@ def _built(
         )
     spaces = tuple(space_from(described[f"{name}_space"]) for name in ("observation", "action"))
     here = {"cuda": cuda, "multi_gpu": False, "compile": False}
-    network = {key: one for key, one in described["settings"]["model"].items()}
+    network = {key: option for key, option in described["settings"]["model"].items()}
     network.pop("import_names", None)  # loading imports nothing
     kind = network.get("type", cls.model_type)
     if model is None and kind and kind not in list(MODEL_REGISTRY):
@@ -147,23 +147,23 @@ def _built(
 
 def _check_size(cls: type[Policy], settings: Any, state: Mapping[str, Any]) -> None:
     """Refuse a network that has nothing to do with the state, before it takes memory."""
-    found = sum(
+    n_saved = sum(
         leaf.numel() for _, leaf in leaves(state["model"]) if isinstance(leaf, torch.Tensor)
     )
     for number in _integers(settings.model):
-        if number > max(found, _MODEL_OPTION):
+        if number > max(n_saved, _MODEL_OPTION):
             raise CheckpointMismatch(
-                f"the checkpoint describes a network with the size {number}, but has only {found} "
-                "numbers"
+                f"the checkpoint describes a network with the size {number}, but has only "
+                f"{n_saved} numbers"
             )
     blank = object.__new__(cls)
     blank.cfg = settings
     with torch.device("meta"):
         network = blank.make_model()
-    wanted = sum(one.numel() for one in (*network.parameters(), *network.buffers()))
-    if wanted > _MOST_NUMBERS + _MOST_TIMES * found:
+    n_built = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
+    if n_built > _MOST_NUMBERS + _MOST_TIMES * n_saved:
         raise CheckpointMismatch(
-            f"the checkpoint describes a network of {wanted} numbers, but has only {found}"
+            f"the checkpoint describes a network of {n_built} numbers, but has only {n_saved}"
         )
 
 
@@ -171,8 +171,8 @@ def _integers(options: Any) -> Iterator[int]:
     if isinstance(options, Mapping):
         options = list(options.values())
     if isinstance(options, list | tuple):
-        for one in options:
-            yield from _integers(one)
+        for option in options:
+            yield from _integers(option)
     elif isinstance(options, int):
         yield abs(options)
 

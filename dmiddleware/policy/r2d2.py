@@ -190,7 +190,7 @@ class R2D2Policy(QLearningPolicy):
         successor of the last one.
         """
         obs = _with_successors(batch["obs"], batch["next_obs"])
-        seen = {
+        inputs = {
             "is_first": _with_successors(batch["is_first"], torch.zeros_like(batch["is_first"])),
             **{
                 name: _with_successors(batch[name], batch[following])
@@ -201,12 +201,12 @@ class R2D2Policy(QLearningPolicy):
         start, state = self.burn_in, batch["state"]
         with torch.no_grad():
             by_target = self.memory.run(
-                obs, seen, state, network=self.q.target, within_episode=True
+                obs, inputs, state, network=self.q.target, within_episode=True
             )
             if start:
-                warm_up = index_rows(obs, slice(start)), index_rows(seen, slice(start))
+                warm_up = index_rows(obs, slice(start)), index_rows(inputs, slice(start))
                 state = self.memory.run(*warm_up, state, within_episode=True)["state"]
-        learned = index_rows(obs, slice(start, None)), index_rows(seen, slice(start, None))
+        learned = index_rows(obs, slice(start, None)), index_rows(inputs, slice(start, None))
         online = self.memory.run(*learned, state, within_episode=True)
         return online["logit"], by_target["logit"][start:]
 

@@ -118,12 +118,12 @@ class RecurrentPPOPolicy(PPOPolicy):
         if self.model.training:
             self.model.eval()
         with torch.no_grad():
-            seen = {"is_first": stack([rows["is_first"], torch.zeros_like(rows["is_first"])])}
+            inputs = {"is_first": stack([rows["is_first"], torch.zeros_like(rows["is_first"])])}
             for name, following in (("prev_action", "action"), ("prev_reward", "reward")):
                 if name in rows:
-                    seen[name] = stack([rows[name], rows[following]])
-            seen = {name: self.as_obs(column) for name, column in seen.items()}
+                    inputs[name] = stack([rows[name], rows[following]])
+            inputs = {name: self.as_obs(column) for name, column in inputs.items()}
             both = self.obs_norm(self.as_obs(stack([rows["obs"], obs])))
-            output = self.memory.run(both, seen, rows["state"].to(self.device))
+            output = self.memory.run(both, inputs, rows["state"].to(self.device))
             value = value_output(output, (2, len(rows["is_first"])))[1]
         return self.as_return(value).cpu()

@@ -377,7 +377,7 @@ def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
         torch.compiler.skip_guard_on_all_nn_modules_unsafe,
         torch.compiler.skip_guard_on_globals_unsafe,
     ]
-    return [all(kept) for kept in zip(*(keep(guards) for keep in filters), strict=True)]
+    return [all(answers) for answers in zip(*(keep(guards) for keep in filters), strict=True)]
 
 
 def _is_scalar(value: object) -> bool:
@@ -434,15 +434,15 @@ def priorities_of_rows(
     Raises:
         PolicyOutputError: if it is unclear which rows the priorities are for.
     """
-    given = [output for output in outputs if output.get("priority") is not None]
-    if not given:
+    with_priority = [output for output in outputs if output.get("priority") is not None]
+    if not with_priority:
         return None
-    last = given[-1]
+    last = with_priority[-1]
     if "priority_index" not in last and len(last["priority"]) == n_rows:
         return None, last["priority"]
     parts: list[np.ndarray[Any, np.dtype[np.int64]]] = []
     start = 0
-    for output in given:
+    for output in with_priority:
         n = len(output["priority"])
         if "priority_index" in output:
             rows = np.asarray(torch.as_tensor(output["priority_index"]).cpu(), np.int64)
@@ -458,7 +458,7 @@ def priorities_of_rows(
             start += n
         parts.append(rows)
     if start not in (0, n_rows):
-        sizes = ", ".join(str(len(output["priority"])) for output in given)
+        sizes = ", ".join(str(len(output["priority"])) for output in with_priority)
         raise PolicyOutputError(
             f"the policy returned {sizes} priorities for a batch of {n_rows} rows; return one "
             "priority per row, or add priority_index, the row of the batch for each priority"
@@ -467,5 +467,7 @@ def priorities_of_rows(
     every = np.concatenate(parts)
     newest[every] = np.arange(len(every))
     rows = np.flatnonzero(newest >= 0)
-    priority = torch.cat([torch.as_tensor(output["priority"]).detach().cpu() for output in given])
+    priority = torch.cat(
+        [torch.as_tensor(output["priority"]).detach().cpu() for output in with_priority]
+    )
     return torch.from_numpy(rows), priority[torch.from_numpy(newest[rows])]
