@@ -102,8 +102,8 @@ def _class_of(described: Mapping[str, Any], model: nn.Module | None) -> type[Pol
         raise CheckpointMismatch(
             f"the policy was trained with a network of the program's own, {network!r:.100}, which "
             "the checkpoint does not describe; build the network and pass it as model=..., build "
-            "the policy and pass it as policy=... (ditask play and export: --policy module:function), "
-            "or train with a registered network (@MODEL_REGISTRY.register)"
+            "the policy and pass it as policy=... (ditask play and export: --policy "
+            "module:function), or train with a registered network (@MODEL_REGISTRY.register)"
         )
     if network is None and model is not None:
         raise CheckpointMismatch("the checkpoint describes its network, so leave model out")
