@@ -44,11 +44,11 @@ from dmiddleware.schedule import Schedule
 from dmiddleware.settings import (
     SettingInfo,
     Settings,
+    cleared_by,
     describe,
     from_plain,
     members_of,
     plain_values,
-    taken_back,
 )
 from dmiddleware.yaml_text import read_yaml, yaml_text
 
@@ -506,7 +506,7 @@ def _spec_of(cls: type[Settings], default: Settings | None) -> Any:
 
     def make(**options: Any) -> Settings:
         changed = {name: options[name] for name in cls.exclusive if options[name] != defaults[name]}
-        options |= taken_back(cls, changed) | changed
+        options |= cleared_by(cls, changed) | changed
         return cls(**hidden, **_merged(options, defaults))
 
     return StructConstructorSpec(
@@ -722,7 +722,7 @@ def _group_from_plain(
     try:
         if base is None:
             return kind(**changes)
-        return dataclasses.replace(base, **(taken_back(kind, changes) | changes))
+        return dataclasses.replace(base, **(cleared_by(kind, changes) | changes))
     except ConfigError as error:
         raise ConfigError(f"{at}: {error}") from error
 

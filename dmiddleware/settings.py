@@ -83,7 +83,7 @@ __all__ = [
     "plain_values",
     "settings_table",
     "shown",
-    "taken_back",
+    "cleared_by",
     "takes_options",
     "values_from_plain",
     "values_in_words",
@@ -278,7 +278,7 @@ class Settings:
         """Refuse impossible combinations, with :meth:`require`."""
         chosen = [name for name in self.exclusive if getattr(self, name) is not None]
         for name in chosen[1:]:
-            self.require(False, name, f"None beside {chosen[0]}={getattr(self, chosen[0])}")
+            self.require(False, name, f"None with {chosen[0]}={getattr(self, chosen[0])}")
 
     def require(self, holds: bool, name: str, wanted: str) -> None:
         """Refuse the value of a setting unless it goes with the others.
@@ -310,7 +310,7 @@ class _Refused(ConfigError):
     """A value does not go with others: its name, what is wanted, and the value."""
 
 
-def taken_back(cls: type[Settings], given: Mapping[str, Any]) -> dict[str, None]:
+def cleared_by(cls: type[Settings], given: Mapping[str, Any]) -> dict[str, None]:
     """Return the settings whose defaults do not hold beside given ones, each as None.
 
     Args:
@@ -359,7 +359,7 @@ def _fill(
 
     cls = type(settings)
     try:
-        arguments = ArgsKwargs((), {**taken_back(cls, given), **given})
+        arguments = ArgsKwargs((), {**cleared_by(cls, given), **given})
         _validator(cls).validate_python(arguments, self_instance=settings)
     except ValidationError as error:
         problems = error.errors(include_url=False)

@@ -77,7 +77,7 @@ class InteractionEvaluatorSettings(IntervalSettings):
         require_part_name(self, self.name)
         if self.primary is False:
             for limit in _LIMITS:
-                self.require(getattr(self, limit) is None, limit, "None beside primary=False")
+                self.require(getattr(self, limit) is None, limit, "None with primary=False")
 
     @property
     def prefix(self) -> str:

@@ -358,7 +358,7 @@ class JoinedNode:
         self._report()
         next_at = time.monotonic()
         while not self._done.wait(_STARTING_EVERY_S):
-            self._pauses.look()
+            self._pauses.tick()
             # A peer that joins and leaves between two reports is in the next one.
             self._met |= self._peers()
             if time.monotonic() >= next_at:

@@ -28,21 +28,21 @@ class Pauses:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._looked_at = now()
+        self._ticked_at = now()
         self._pauses: deque[tuple[float, float]] = deque(maxlen=_N_KEPT)
 
-    def look(self) -> float:
-        """Return the time, and note a pause if the last look was more than a second ago."""
+    def tick(self) -> float:
+        """Return the time, and note a pause if the last tick was more than a second ago."""
         with self._lock:
             now = self._now()
-            if now - self._looked_at > _SHORTEST_S:
-                self._pauses.append((self._looked_at, now))
-            self._looked_at = now
+            if now - self._ticked_at > _SHORTEST_S:
+                self._pauses.append((self._ticked_at, now))
+            self._ticked_at = now
             return now
 
     def elapsed(self, since: float) -> float:
         """Return the seconds since a moment in which this process could run."""
-        now = self.look()
+        now = self.tick()
         with self._lock:
             paused_s = sum(end - max(begin, since) for begin, end in self._pauses if end > since)
         return now - since - paused_s

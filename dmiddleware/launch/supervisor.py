@@ -181,7 +181,7 @@ class Supervisor:
 
     def _step(self, timeout_s: float = _STEP_S) -> None:
         self._take_events(timeout_s)
-        self._pauses.look()
+        self._pauses.tick()
         self._obey()
         # Each node is looked at here, and there can be hundreds that report often.
         if self._now() - self._checked_at >= _CHECK_S:

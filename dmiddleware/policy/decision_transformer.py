@@ -221,13 +221,13 @@ class DecisionTransformerPolicy(Policy):
         raw = distribution.mode() if generator is None else distribution.sample(generator)
         assert isinstance(raw, torch.Tensor)
         action[row, slot] = raw.to(action.device)
-        following = {
+        next_state = {
             "obs_embedding": embedding,
             "action": action,
             "return_to_go": ret,
             "timestep": timestep + 1,
         }
-        return {"action": self.codec.to_env(raw), "state": following}
+        return {"action": self.codec.to_env(raw), "state": next_state}
 
     def _asked_return(self) -> torch.Tensor:
         """Return what to ask for at the start of an episode, a scalar."""

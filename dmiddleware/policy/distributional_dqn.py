@@ -67,7 +67,7 @@ class C51Policy(QLearningPolicy):
     )
     model_type: ClassVar[str] = "categorical_q_network"
 
-    learned: ClassVar[str] = "log_prob"
+    learned_output: ClassVar[str] = "log_prob"
     _has_warned_of_clipping = False
 
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
@@ -93,14 +93,14 @@ class C51Policy(QLearningPolicy):
         batch: Columns,
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
-        following: torch.Tensor,
+        next_value: torch.Tensor,
     ) -> Losses:
         """Return the loss; see :meth:`QLearningPolicy.loss`."""
-        support, following = self.support, following.exp()
+        support, next_value = self.support, next_value.exp()
         reward, terminated = batch["reward"], batch["terminated"]
         discount = batch.get("discount", self.cfg.discount)
         target = categorical_target(
-            following, reward, terminated, discount=discount, support=support
+            next_value, reward, terminated, discount=discount, support=support
         )
         losses = -(target * taken_rows(output["log_prob"], action)).sum(-1)
         # What remains of the cross-entropy without the target's entropy, which nothing can change.
@@ -109,7 +109,7 @@ class C51Policy(QLearningPolicy):
             "q_value": taken_rows(output["logit"].detach(), action).mean(),
             "target_q_value": (target * support).sum(-1).mean(),
             "clipped_share": clipped_share(
-                following, reward, terminated, discount=discount, support=support
+                next_value, reward, terminated, discount=discount, support=support
             ),
         }
         return weighted_mean(losses, batch.get("weight")), divergence.clamp_min(0.0), logged
@@ -195,17 +195,17 @@ class C51Policy(QLearningPolicy):
 class QuantilePolicy(QLearningPolicy):
     """Q-learning of quantiles of returns; the priority is the absolute error of their mean."""
 
-    learned: ClassVar[str] = "quantiles"
+    learned_output: ClassVar[str] = "quantiles"
 
     def loss(
         self,
         batch: Columns,
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
-        following: torch.Tensor,
+        next_value: torch.Tensor,
     ) -> Losses:
         """Return the loss; see :meth:`QLearningPolicy.loss`."""
-        target = self.td_target(batch, following)
+        target = self.td_target(batch, next_value)
         quantiles = taken_rows(output["quantiles"], action)
         losses = quantile_huber_loss(quantiles, target, tau=output.get("tau"))
         value, target_value = quantiles.detach().mean(-1), target.mean(-1)

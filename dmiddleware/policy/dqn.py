@@ -62,10 +62,10 @@ class DQNPolicy(QLearningPolicy):
         batch: Columns,
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
-        following: torch.Tensor,
+        next_value: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss; see :meth:`QLearningPolicy.loss`."""
-        target = self.td_target(batch, following)
+        target = self.td_target(batch, next_value)
         loss, td_error = td_loss(
             output["logit"],
             action,

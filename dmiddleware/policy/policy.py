@@ -967,7 +967,7 @@ class Policy:
         Raises:
             NonFiniteLoss: if a step was skipped since the last look.
         """
-        self._runner.look()
+        self._runner.check_skipped()
         return {**self._state.learning(), "train_iter": self.train_iter}
 
     def _load_learn_state(self, state: dict[str, Any]) -> None:

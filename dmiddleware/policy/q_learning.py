@@ -68,7 +68,7 @@ class QLearningPolicy(TDPolicy):
     reports = (*TDPolicy.reports, "grad_norm")
 
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
-    learned: ClassVar[str] = "logit"
+    learned_output: ClassVar[str] = "logit"
     """The output of the network that the algorithm learns, ``[B, A]`` or ``[B, A, N]``."""
 
     def make_components(self) -> dict[str, Component[Any]]:
@@ -118,11 +118,11 @@ class QLearningPolicy(TDPolicy):
         choice: Inputs = _NOTHING,
     ) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
-        following = self.next_values(batch, target, choice)
+        next_value = self.next_values(batch, target, choice)
         action = self.codec.to_raw(batch["action"])
         output: dict[str, torch.Tensor] = self.model(batch["obs"], **online)
         self.values_of(output, action.shape)
-        loss, errors, logged = self.loss(batch, action, output, following)
+        loss, errors, logged = self.loss(batch, action, output, next_value)
         norm = self.q.step(loss)
         outcome = {"total_loss": loss.detach(), **logged}
         if self.cfg.grad_clip_norm is not None:
@@ -143,16 +143,16 @@ class QLearningPolicy(TDPolicy):
         output: dict[str, torch.Tensor]
         if self.cfg.double:
             self.set_training(False)  # so that the choice updates no batch statistics
-            judge: torch.Tensor = self.model(next_obs, **choice)["logit"]
+            ranking: torch.Tensor = self.model(next_obs, **choice)["logit"]
             self.set_training(True)
             output = self.q.target(next_obs, **target)
         else:
             output = self.q.target(next_obs, **target)
-            judge = output["logit"]
+            ranking = output["logit"]
         mask = mask_of(next_obs, batch.get("next_action_mask"))
         if mask is not None:
-            judge = mask_logit(judge, mask)
-        return taken_rows(output[self.learned], judge.argmax(-1))
+            ranking = mask_logit(ranking, mask)
+        return taken_rows(output[self.learned_output], ranking.argmax(-1))
 
     def values_of(self, output: Any, rows: Sequence[int | str]) -> torch.Tensor:
         """Return the action values of a network's output, ``[…, A]``, for rows ``[…]``."""
@@ -173,16 +173,16 @@ class QLearningPolicy(TDPolicy):
         inputs = self.draw_inputs("online", rows[0], torch.Generator())
         output: dict[str, torch.Tensor] = self.model(obs, **inputs)
         logit = self.values_of(output, rows)
-        learned: torch.Tensor = named_outputs(output, self.learned)[self.learned]
-        if self.learned != "logit":
-            with_rows(learned, (*logit.shape, "n"), what=self.learned)
+        learned: torch.Tensor = named_outputs(output, self.learned_output)[self.learned_output]
+        if self.learned_output != "logit":
+            with_rows(learned, (*logit.shape, "n"), what=self.learned_output)
 
     def loss(
         self,
         batch: Columns,
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
-        following: torch.Tensor,
+        next_value: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss, the priorities ``[B]``, and what else to log.
 
@@ -190,7 +190,7 @@ class QLearningPolicy(TDPolicy):
             batch: the columns.
             action: ``[B]`` int64, from 0.
             output: of the online network for the observations.
-            following: ``[B, …]``: what the target network returns for the best next actions,
+            next_value: ``[B, …]``: what the target network returns for the best next actions,
                 without gradient.
         """
         raise NotImplementedError

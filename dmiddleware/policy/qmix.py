@@ -64,10 +64,10 @@ class VDNPolicy(QLearningPolicy):
         batch: Columns,
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
-        following: torch.Tensor,
+        next_value: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss; see :meth:`QLearningPolicy.loss`."""
-        value = _mixed(self.q.target, following, batch["next_obs"])
+        value = _mixed(self.q.target, next_value, batch["next_obs"])
         columns: dict[str, Any] = {**batch, "reward": batch["reward"].mean(-1)}
         target = self.td_target(columns, value)
         error = _mixed(self.q.module, taken_rows(output["logit"], action), batch["obs"]) - target

@@ -193,8 +193,8 @@ class R2D2Policy(QLearningPolicy):
         inputs = {
             "is_first": _with_successors(batch["is_first"], torch.zeros_like(batch["is_first"])),
             **{
-                name: _with_successors(batch[name], batch[following])
-                for name, following in (("prev_action", "action"), ("prev_reward", "reward"))
+                name: _with_successors(batch[name], batch[source])
+                for name, source in (("prev_action", "action"), ("prev_reward", "reward"))
                 if name in batch
             },
         }
@@ -251,6 +251,6 @@ def _mean(column: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return column.masked_fill(~mask, 0.0).sum() / mask.sum()
 
 
-def _with_successors(column: Nested, following: Nested) -> Any:
+def _with_successors(column: Nested, successors: Nested) -> Any:
     """Return ``[T + 1, …]``: the first row of a column, and what follows each of its rows."""
-    return map_leaves(lambda leaf, after: torch.cat([leaf[:1], after]), column, following)
+    return map_leaves(lambda leaf, after: torch.cat([leaf[:1], after]), column, successors)

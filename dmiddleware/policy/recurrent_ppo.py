@@ -119,9 +119,9 @@ class RecurrentPPOPolicy(PPOPolicy):
             self.model.eval()
         with torch.no_grad():
             inputs = {"is_first": stack([rows["is_first"], torch.zeros_like(rows["is_first"])])}
-            for name, following in (("prev_action", "action"), ("prev_reward", "reward")):
+            for name, source in (("prev_action", "action"), ("prev_reward", "reward")):
                 if name in rows:
-                    inputs[name] = stack([rows[name], rows[following]])
+                    inputs[name] = stack([rows[name], rows[source]])
             inputs = {name: self.as_obs(column) for name, column in inputs.items()}
             both = self.obs_norm(self.as_obs(stack([rows["obs"], obs])))
             output = self.memory.run(both, inputs, rows["state"].to(self.device))

@@ -70,11 +70,11 @@ class TQCPolicy(SACPolicy):
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss of the critics."""
         with torch.no_grad():
-            following = _quantiles(self.critic.target, batch["next_obs"], next_action)
-            self._check_quantiles(following.shape[2])
-            n_critics, _, n_quantiles = following.shape
+            next_quantiles = _quantiles(self.critic.target, batch["next_obs"], next_action)
+            self._check_quantiles(next_quantiles.shape[2])
+            n_critics, _, n_quantiles = next_quantiles.shape
             n_kept = n_critics * (n_quantiles - self.cfg.n_dropped_quantiles)
-            pooled = following.transpose(0, 1).flatten(1).sort(-1).values
+            pooled = next_quantiles.transpose(0, 1).flatten(1).sort(-1).values
             target = self.td_target(batch, pooled[:, :n_kept] + bonus[:, None])
         action = self.codec.to_raw(batch["action"])
         quantiles = _quantiles(self.critic.module, batch["obs"], action)

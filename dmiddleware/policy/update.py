@@ -236,7 +236,7 @@ class UpdateRunner:
     def _output_on_gpu(self, output: dict[str, Any]) -> UpdateOutput:
         self._n_outputs += 1
         if self._n_outputs % CHECK_EVERY == 0:
-            self.look()
+            self.check_skipped()
         return UpdateOutput(output, self.look)
 
     def _compile(self) -> Callable[..., dict[str, Any]]:
@@ -250,8 +250,8 @@ class UpdateRunner:
         )
         return compiled
 
-    def look(self) -> None:
-        """Raise if a step was skipped since the last look.
+    def check_skipped(self) -> None:
+        """Raise if a step was skipped since the last check.
 
         Raises:
             NonFiniteLoss: saying what to do.

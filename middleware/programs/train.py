@@ -19,7 +19,7 @@ from dmiddleware.env import EnvSettings
 from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import unknown_name, unknown_option
 from dmiddleware.rollout import ActingPolicy
-from dmiddleware.settings import Settings, Whole, checked, taken_back
+from dmiddleware.settings import Settings, Whole, checked, cleared_by
 from dmiddleware.zoo import tuned, tuned_options
 from middleware.programs.code import chain_code
 from middleware.programs.off_policy import off_policy
@@ -127,7 +127,7 @@ def train(
             raise ConfigError(_unknown(name, program, algo))
         if isinstance(value, Mapping) and isinstance(values.get(name), Mapping):
             default = parameters[name].default
-            back = taken_back(type(default), value) if isinstance(default, Settings) else {}
+            back = cleared_by(type(default), value) if isinstance(default, Settings) else {}
             value = {**values[name], **back, **value}
         elif name not in _LIMITS and not isinstance(value, Settings):
             value = _checked(name, value, program)

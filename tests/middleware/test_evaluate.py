@@ -99,7 +99,7 @@ def test_an_evaluator_of_a_dataset_evaluates_each_thousand_updates(
 
 
 def test_evaluations_have_one_interval(dqn: DQNPolicy) -> None:
-    with pytest.raises(ConfigError, match="every_env_step must be None beside every_train_iter=5"):
+    with pytest.raises(ConfigError, match="every_env_step must be None with every_train_iter=5"):
         interaction_evaluator(
             dqn.eval_mode, cartpole(), n_episode=2, every_train_iter=5, every_env_step=5
         )

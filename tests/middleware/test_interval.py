@@ -82,7 +82,7 @@ def test_env_steps_are_refused_where_none_are_counted() -> None:
 
 
 def test_both_intervals_are_refused() -> None:
-    with pytest.raises(ConfigError, match="every_env_step must be None beside every_train_iter=3"):
+    with pytest.raises(ConfigError, match="every_env_step must be None with every_train_iter=3"):
         IntervalSettings(every_train_iter=3, every_env_step=4)
 
 

@@ -286,7 +286,7 @@ def test_a_name_may_have_letters_of_any_language(
 
 
 def test_limits_beside_primary_false_are_refused() -> None:
-    with pytest.raises(ConfigError, match="stop_value must be None beside primary=False"):
+    with pytest.raises(ConfigError, match="stop_value must be None with primary=False"):
         InteractionEvaluatorSettings(n_episode=1, primary=False, stop_value=1.0)
 
 

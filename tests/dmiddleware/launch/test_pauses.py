@@ -32,11 +32,11 @@ class Time:
     def pass_by(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.2)):
             self.now += 0.2
-            self.pauses.look()
+            self.pauses.tick()
 
     def jump(self, seconds: float) -> None:
         self.now += seconds
-        self.pauses.look()
+        self.pauses.tick()
 
 
 def test_a_duration_leaves_out_each_pause_in_it() -> None:
