@@ -18,7 +18,7 @@ class Pauses:
     """Measures durations without the time in which this process could not run.
 
     A process that looks at the time often notices that it was suspended, by a batch system or
-    Ctrl-Z, or that its container or virtual machine was: the time jumps. Call :meth:`look` at least
+    Ctrl-Z, or that its container or virtual machine was: the time jumps. Call :meth:`tick` at least
     every 0.2 s. May be used by several threads.
 
     Args:
