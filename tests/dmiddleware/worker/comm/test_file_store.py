@@ -192,7 +192,7 @@ def test_readers_never_see_half_of_a_policy(store: FileStore) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from dmiddleware.data import atomic_file
+from dmiddleware.files import atomic_file
 from dmiddleware.worker.comm.file_store import FileStore
 store = FileStore(sys.argv[1], sys.argv[1], "run", compressor="none")
 store.put("whole", 1)
