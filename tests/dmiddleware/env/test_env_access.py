@@ -306,7 +306,7 @@ def test_envs_that_fail_get_what_was_set_before_their_reset(kind):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("how", ["kill", "hang"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("hang", marks=pytest.mark.slow)])
 def test_processes_that_die_or_hang_get_what_was_set(how):
     with make("async, two", env_num=3, reset_timeout_s=4.0) as manager:
         manager.set_attr("level", [1, 2, 3])

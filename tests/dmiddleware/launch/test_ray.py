@@ -249,6 +249,7 @@ PRIVATE = """
 """
 
 
+@pytest.mark.slow
 def test_no_other_user_of_the_host_can_enter_the_files_of_a_cluster_that_is_started(
     tmp_path: Path,
 ) -> None:

@@ -66,6 +66,7 @@ def test_each_task_is_one_node_of_the_run(folder: Path) -> None:
     assert stat.S_IMODE((folder / "keys" / "key").stat().st_mode) == 0o600
 
 
+@pytest.mark.slow  # Slurm itself requeues in tests/deploy/test_slurm.py
 def test_a_preempted_job_is_requeued_and_continues_exactly(folder: Path) -> None:
     (folder / "hold").touch()
     job = submit(folder, make_run(folder))
