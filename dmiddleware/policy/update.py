@@ -199,7 +199,8 @@ class UpdateRunner:
             ``kl_stop``.
 
         Raises:
-            NonFiniteLoss: if a step was skipped. A GPU is not waited for: see :meth:`look`.
+            NonFiniteLoss: if a step was skipped. A GPU is not waited for: see
+                :meth:`check_skipped`.
         """
         if self._rates or self._changing:
             self._follow_schedules(counters._replace(update=n_made))
@@ -237,7 +238,7 @@ class UpdateRunner:
         self._n_outputs += 1
         if self._n_outputs % CHECK_EVERY == 0:
             self.check_skipped()
-        return UpdateOutput(output, self.look)
+        return UpdateOutput(output, self.check_skipped)
 
     def _compile(self) -> Callable[..., dict[str, Any]]:
         compiler_traces_gradients()
