@@ -38,7 +38,7 @@ train-distributed: setup ## Train the same in four processes: a learner, two col
 test: setup ## Run the test suite (about 12 minutes on two cores)
 	$(TEST)
 
-test-fast: setup ## Run the tests that start no process (about 2 minutes on two cores)
+test-fast: setup ## Run the tests that start no process (about 4 minutes on two cores)
 	$(PYTEST) -m 'not slow and not process'
 
 coverage: setup ## Run it and list the lines that no test runs; fails below 95%

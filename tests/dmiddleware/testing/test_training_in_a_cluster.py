@@ -23,6 +23,9 @@ from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.testing import Cluster
 from examples import cartpole_dqn
 
+# A run asks git for its commit.
+pytestmark = pytest.mark.process
+
 ROLES = {"learner": 1, "collector": 2, "evaluator": 1}
 ENV_STEPS = 1700
 ROOT = Path(__file__).parents[3]
