@@ -6,7 +6,6 @@ import copy
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from dmiddleware.classic.arguments import check_count
 from dmiddleware.data.buffer_state import generator_from_text, generator_to_text
 from dmiddleware.errors import CheckpointMismatch
+from dmiddleware.process.closing import Closing
 
 __all__ = ["ACTIONS", "Buffer", "BufferMiddleware"]
 
@@ -24,7 +24,7 @@ BufferMiddleware: TypeAlias = Callable[..., Any]
 """``middleware(action, chain, *args, **kwargs)``; calls ``chain(*args, **kwargs)`` to continue."""
 
 
-class Buffer:
+class Buffer(Closing):
     """Base class of the buffers.
 
     A buffer middleware is called as ``middleware(action, chain, *args, **kwargs)`` with the
@@ -123,17 +123,6 @@ class Buffer:
 
     def _check_copyable(self) -> None:
         """Raise a TypeError if the buffer cannot be copied."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _through(self, action: str, do: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._lock:

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from dmiddleware.data.ring.storage import in_memory, mapped_to
 from dmiddleware.data.samplers import Eligible, Ints, PrioritySampler, Sampler, UniformSampler
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
 from dmiddleware.files.schema import Array, Rows, as_batch, as_index
+from dmiddleware.process.closing import Closing
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.settings import (
     BY_PROGRAM,
@@ -165,7 +165,7 @@ class TensorBufferSettings(Settings):
             )
 
 
-class TensorBuffer(TakesSettings[TensorBufferSettings]):
+class TensorBuffer(TakesSettings[TensorBufferSettings], Closing):
     """A replay buffer that keeps the newest ``size`` rows, one preallocated array per leaf.
 
     The first push fixes the structure. Each row has a permanent index: the number of rows pushed
@@ -590,17 +590,6 @@ class TensorBuffer(TakesSettings[TensorBufferSettings]):
             if self._settings.storage is not None:
                 with suppress(OSError):  # it has other files, or is gone already
                     self._settings.storage.rmdir()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later samples depend on: rows, links, priorities, generator.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from safetensors import SafetensorError
 from dmiddleware.errors import DatasetError, NotEnoughData, StructureError
 from dmiddleware.files.atomic_file import checksum, open_safetensors, write_safetensors
 from dmiddleware.files.schema import Array, Ints, Schema, as_batch, as_index, lead_of
+from dmiddleware.process.closing import Closing
 from dmiddleware.settings import Count, Whole, checked, takes_options
 from dmiddleware.tree import Batch, nest
 
@@ -73,7 +73,7 @@ def save_dataset(
     return n_rows
 
 
-class OfflineDataset:
+class OfflineDataset(Closing):
     """A dataset on disk, mapped into memory: rows are read only when needed.
 
     Args:
@@ -169,17 +169,6 @@ class OfflineDataset:
         """Unmap the file; may be called twice."""
         self._closed = True
         self._columns.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Minibatches(Iterator[Batch]):
