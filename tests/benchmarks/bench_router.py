@@ -82,7 +82,7 @@ def round_trip(folder: Path, *, tcp: bool = False) -> Row:
     with Stream(folder, tcp=tcp) as ours:
         duration = median_s(ours.ping, repeats=2_000)
     name = f"round trip over {'tcp' if tcp else 'ipc'}, median"
-    return Row(name, "stated only", ours=duration * 1e6, unit="µs")
+    return Row(name, "no bar", ours=duration * 1e6, unit="µs")
 
 
 def shared_memory(folder: Path) -> list[Row]:
