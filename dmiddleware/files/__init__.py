@@ -1,1 +1,1 @@
-"""What lies on disk: checkpoints, datasets, and the formats of both."""
+"""Files: checkpoints, datasets, and the formats of both."""

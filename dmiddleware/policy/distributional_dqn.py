@@ -149,7 +149,7 @@ class C51Policy(QLearningPolicy):
             return
         low, high = float(self.support[0]), float(self.support[-1])
         margin = (high - low) / (2 * (len(self.support) - 1))
-        # What follows is in the support at best, so these returns are outside in any case.
+        # Even if the rest is in the support, these returns are outside of it.
         is_low = bool((returns + rest * high < low - margin).any())
         is_high = bool((returns + rest * low > high + margin).any())
         options = self.cfg.model

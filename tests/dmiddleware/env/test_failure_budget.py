@@ -1,4 +1,4 @@
-"""What is logged of envs that fail again and again."""
+"""The log of envs that fail again and again."""
 
 from __future__ import annotations
 
