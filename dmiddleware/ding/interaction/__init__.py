@@ -73,14 +73,14 @@ def _local(host: str | None, options: Mapping[str, Any]) -> str:
     if options.get("key") or host not in (None, GLOBAL_HOST, "::"):
         return host or LOCAL_HOST
     _log.warning(
-        "listening on %s instead of %s, as there is no key; with key=, other hosts can connect",
+        "listening on %s instead of %s, because there is no key; with key=, other hosts can connect",
         LOCAL_HOST,
         host or GLOBAL_HOST,
     )
     return LOCAL_HOST
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+def _set_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are not None; the edge has the same defaults for the others."""
     return {key: value for key, value in options.items() if value is not None}
 
@@ -98,7 +98,7 @@ class Slave(worker.Slave):
         channel: int | None = None,
         **options: Any,
     ) -> None:
-        named = _given(
+        changes = _set_options(
             {
                 "port": port,
                 "heartbeat_span": heartbeat_span,
@@ -107,11 +107,11 @@ class Slave(worker.Slave):
                 "channel": channel,
             }
         )
-        super().__init__(_local(host, options), **named, **options)
+        super().__init__(_local(host, options), **changes, **options)
 
 
 class TaskStatus(enum.IntEnum):
-    """What has become of a task."""
+    """The state of a task."""
 
     IDLE = 0x00
     STARTING = 0x11
@@ -129,7 +129,7 @@ class Task:
 
     @property
     def status(self) -> TaskStatus:
-        """What has become of it."""
+        """Its state."""
         return TaskStatus[self._task.status.upper()]
 
     @property
@@ -240,7 +240,7 @@ class Master(worker.Master):
         my_address: str | None = None,
         **options: Any,
     ) -> None:
-        named = _given(
+        changes = _set_options(
             {
                 "port": port,
                 "heartbeat_tolerance": heartbeat_tolerance,
@@ -251,7 +251,7 @@ class Master(worker.Master):
                 "my_address": my_address,
             }
         )
-        super().__init__(_local(host, options), **named, **options)
+        super().__init__(_local(host, options), **changes, **options)
         self._named: dict[str, SlaveConnection] = {}
 
     def new_connection(  # type: ignore[override]

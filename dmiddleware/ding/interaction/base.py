@@ -235,7 +235,7 @@ class HttpEngine:
         retry_waiting: float | None = None,
     ) -> requests.Response:
         """Send a request and return the reply; other errors than statuses are tried again."""
-        left = retries or _RETRIES
+        n_retries = retries or _RETRIES
         while True:
             try:
                 response = self._session.request(
@@ -247,8 +247,8 @@ class HttpEngine:
                     response.raise_for_status()
                 return response
             except requests.RequestException as error:
-                left -= 1
-                if isinstance(error, requests.HTTPError) or left < 0:
+                n_retries -= 1
+                if isinstance(error, requests.HTTPError) or n_retries < 0:
                     self._error_handler(error)
             time.sleep(retry_waiting or _RETRY_WAITING_S)
 
@@ -286,12 +286,12 @@ class DblEvent:
         self._is_open = opened
 
     def wait_for_open(self, timeout: float | None = None) -> None:
-        """Wait until it is open, or for some seconds."""
+        """Wait until it is open, at most ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(self.is_open, timeout)
 
     def wait_for_close(self, timeout: float | None = None) -> None:
-        """Wait until it is closed, or for some seconds."""
+        """Wait until it is closed, at most ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(self.is_close, timeout)
 
