@@ -73,7 +73,7 @@ def _local(host: str | None, options: Mapping[str, Any]) -> str:
     if options.get("key") or host not in (None, GLOBAL_HOST, "::"):
         return host or LOCAL_HOST
     _log.warning(
-        "listening on %s instead of %s, because there is no key; with key=, other hosts can connect",
+        "without a key, this listens on %s instead of %s; with key=, other hosts can connect",
         LOCAL_HOST,
         host or GLOBAL_HOST,
     )
