@@ -7,7 +7,14 @@ from typing import Any, Final, TypeVar
 
 from dmiddleware.registry import Registry
 
-__all__ = ["ENV_REGISTRY", "ENV_WRAPPER_REGISTRY", "OldRegistry"]
+__all__ = [
+    "ENV_REGISTRY",
+    "ENV_WRAPPER_REGISTRY",
+    "LEAGUE_REGISTRY",
+    "OldRegistry",
+    "PLAYER_REGISTRY",
+    "REWARD_MODEL_REGISTRY",
+]
 
 T = TypeVar("T")
 
@@ -64,3 +71,6 @@ class OldRegistry:
 
 ENV_REGISTRY: Final = OldRegistry("env")
 ENV_WRAPPER_REGISTRY: Final = OldRegistry("env wrapper")
+LEAGUE_REGISTRY: Final = OldRegistry("league")
+PLAYER_REGISTRY: Final = OldRegistry("player")
+REWARD_MODEL_REGISTRY: Final = OldRegistry("reward model")
