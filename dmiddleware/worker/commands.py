@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from dmiddleware.classic.logs import output_folder
-from dmiddleware.errors import DMiddlewareError
+from dmiddleware.errors import ConfigError, DMiddlewareError
 from dmiddleware.worker.config_file import read_config
 from dmiddleware.worker.entry import NO_LIMIT, serial_run
 from dmiddleware.worker.offline_entry import names_data, offline_run
@@ -66,7 +67,7 @@ def classic_command(
       ditask classic -c pendulum_td3_bc_config.py -s 0 -m serial_offline
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     try:
-        main, create = read_config(config)
+        main, create = _read(config)
         if mode is None:
             mode = "serial_offline" if data is not None or names_data(main) else "serial"
         limit = train_iter or NO_LIMIT
@@ -82,3 +83,22 @@ def classic_command(
         raise click.ClickException(str(error)) from error
     folder = output_folder(str(main.get("exp_name", "default_experiment")))
     click.echo(f"checkpoints in {folder / 'ckpt_learner'}")
+
+
+def _read(config: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a config; one that imports modules of DI-engine gets them from the door.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    try:
+        return read_config(config)
+    except ConfigError as error:
+        cause = error.__cause__
+        name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
+        if name.partition(".")[0] not in ("ding", "ditk", "dizoo", "gym"):
+            raise
+    # By its name, because nothing else may depend on it.
+    door = importlib.import_module("dmiddleware.ding.command")
+    door.search_checkout(config)
+    return read_config(config)
