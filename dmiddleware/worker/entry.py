@@ -21,11 +21,11 @@ from dmiddleware.classic import (
     get_policy_cls,
 )
 from dmiddleware.classic.config import Configurable
+from dmiddleware.classic.import_names import import_named
 from dmiddleware.classic.logs import output_folder
 from dmiddleware.classic.modes import spec_attribute
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import POLICY_REGISTRY, is_update, update_outputs
-from dmiddleware.registry import import_modules
 from dmiddleware.seeding import derive_seed, seed_libraries
 from dmiddleware.settings import plain_values
 from dmiddleware.tensorboard import TensorboardWriter
@@ -361,7 +361,7 @@ def _class_of(part: str, section: Mapping[str, Any], cfg: Mapping[str, Any]) -> 
     if part == "learner":
         return get_worker_cls(LEARNER_REGISTRY, section, "a learner")
     if part == "collector":
-        import_modules(section.get("import_names", ()))
+        import_named(section.get("import_names"))
         is_parallel = section["type"] in PARALLEL_COLLECTOR_REGISTRY
         return (get_parallel_collector_cls if is_parallel else get_serial_collector_cls)(section)
     if part == "evaluator":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
@@ -20,9 +19,9 @@ from dmiddleware.classic.config import (
     text,
     whole,
 )
+from dmiddleware.classic.import_names import import_named, without_di_engine
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.registry import import_modules
 from dmiddleware.seeding import derive_seed
 from dmiddleware.worker.dizoo_envs import is_dizoo_env, take_dizoo_env
 
@@ -174,16 +173,8 @@ def drop_missing_modules(section: MutableMapping[str, Any], path: str) -> None:
         section: a part's config, with ``import_names`` maybe.
         path: where it is, for the log.
     """
-    names = section.get("import_names") or ()
-    missing = [name for name in names if _is_missing(name)]
-    if missing:
-        section["import_names"] = [name for name in names if name not in missing]
-        _log.info("%s: %s of DI-engine is not imported", path, ", ".join(missing))
-
-
-def _is_missing(name: str) -> bool:
-    package = str(name).partition(".")[0]
-    return package in ("ding", "dizoo") and importlib.util.find_spec(package) is None
+    if section.get("import_names"):
+        section["import_names"] = without_di_engine(section["import_names"], path)
 
 
 def make_envs(cfg: EasyDict, kind: str) -> BaseEnvManager:
@@ -193,7 +184,7 @@ def make_envs(cfg: EasyDict, kind: str) -> BaseEnvManager:
         cfg: the section ``env``, compiled.
         kind: ``"collector"`` or ``"evaluator"``.
     """
-    import_modules(cfg.get("import_names") or ())
+    import_named(cfg.get("import_names"))
     kwargs = dict(cfg.get("kwargs") or {})
     if kind == "evaluator" and cfg.get("replay_path"):
         kwargs.setdefault("render_mode", "rgb_array")
