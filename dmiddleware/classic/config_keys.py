@@ -41,6 +41,13 @@ _READ_BY_WORKERS: Final = (
 )  # fmt: skip
 """Settings that workers and middleware read from the config of any policy."""
 
+_SIZES: Final = (
+    ("batch_size", "learn.batch_size"),
+    ("n_sample", "collect.n_sample"),
+    ("n_episode", "collect.n_episode"),
+)
+"""Settings that workers read from either place, of a policy that declares them at neither."""
+
 _TRAIN_FROM_DATA: Final = "serial_run plays; learn from data with offline_run, or in a chain"
 _ENV_NUM: Final = "env.collector_env_num and env.evaluator_env_num count"
 
@@ -120,7 +127,9 @@ def split_classic(
         # What they mean is in learn.target_noise and learn.target_noise_clip now.
         for path in ("learn.noise", "learn.noise_range"):
             _pop(cfg, path)
-    others = _take(cfg, (*_READ_BY_WORKERS, *_UNUSED), entries)
+    sizes = [places for places in _SIZES if all(_find(entries, at) is _ABSENT for at in places)]
+    read = (*_READ_BY_WORKERS, *(place for places in sizes for place in places))
+    others = _take(cfg, (*read, *_UNUSED), entries)
     unused = [
         f"{path} ({why})" for path, why in _UNUSED.items() if _find(others, path) is not _ABSENT
     ]

@@ -44,6 +44,7 @@ from dmiddleware.worker.env_config import (
     drop_missing_modules,
     make_envs,
     name_env,
+    refuse_absent,
     take_normalization,
 )
 from dmiddleware.worker.evaluator import create_serial_evaluator, get_serial_evaluator_cls
@@ -119,6 +120,28 @@ def compile_config(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(yaml.safe_dump(plain_values(cfg), sort_keys=False), encoding="utf-8")
     return EasyDict(cfg)
+
+
+def check_parts(main: Mapping[str, Any]) -> None:
+    """Check the learner of a main config, and the policy and the collector if it names them.
+
+    Raises:
+        ConfigError: for an unknown key, with the nearest known one, a wrong type or a value out of
+            range.
+        RegistryError: for an unknown ``type``; the nearest names are listed.
+    """
+    cfg: dict[str, Any] = _copied({"policy": {}, **main})
+    learner = {"type": _PARTS["learner"][1], **section_of(cfg, "learner")}
+    collector, policy = section_of(cfg, "collector"), cfg["policy"]
+    for part, section in (("learner", learner), ("collector", collector)):
+        if "type" in section:
+            _merged(_class_of(part, section, cfg), _without_name(section), 0)
+    if "type" in policy:
+        _merged(get_policy_cls(policy), policy, 0)
+
+
+def _without_name(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key != "exp_name"}
 
 
 def serial_run(
@@ -302,6 +325,7 @@ def _with_types(main: Mapping[str, Any], create: Mapping[str, Any]) -> dict[str,
     places = {name: path for name, (path, _) in _PARTS.items()}
     places |= {"policy": "policy", "env": "env", "env_manager": "env.manager"}
     for name, part in create.items():
+        refuse_absent({name: part}, "create.")
         if name not in places:
             raise ConfigError(
                 f"create has the unknown key {name!r}; known are {', '.join(sorted(places))}"

@@ -29,6 +29,7 @@ __all__ = [
     "ENV_KEYS",
     "ENV_LIMITS",
     "check_sections",
+    "refuse_absent",
     "drop_missing_modules",
     "make_envs",
     "name_env",
@@ -104,16 +105,29 @@ _INSTEAD: Final = {
 """Keys of DI-engine's own envs, and what does the same here."""
 
 
+def refuse_absent(section: Mapping[str, Any], path: str) -> None:
+    """Refuse what DI-engine's configs may have, and something else does here.
+
+    Args:
+        section: a part of the config.
+        path: where it is, such as ``"env."``.
+
+    Raises:
+        ConfigError: naming what to use instead.
+    """
+    for key in _INSTEAD.keys() & section.keys():
+        if not _is_off(section[key]):
+            raise ConfigError(f"{path}{key} of DI-engine is not used here; {_INSTEAD[key]}")
+
+
 def check_sections(cfg: Mapping[str, Any]) -> None:
     """Check all keys of a config but those of the policy, which its class checks.
 
     Raises:
         ConfigError: for an unknown key, with the nearest known one, or a wrong value.
     """
-    for section, path in ((cfg, ""), (cfg["env"], "env.")):
-        for key in _INSTEAD.keys() & section.keys():
-            if not _is_off(section[key]):
-                raise ConfigError(f"{path}{key} of DI-engine is not used here; {_INSTEAD[key]}")
+    for section, path in ((cfg, ""), (cfg["env"], "env."), (cfg["policy"], "policy.")):
+        refuse_absent(section, path)
     env = {key: value for key, value in cfg["env"].items() if key not in _INSTEAD}
     others = {key: value for key, value in cfg.items() if key not in _INSTEAD}
     try:
