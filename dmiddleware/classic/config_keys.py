@@ -60,6 +60,7 @@ _UNUSED: Final[Mapping[str, str]] = {
     "continuous": "the model and the environment's space say what actions are",
     "command": "command modes have no settings",
     "other.eps": "this algorithm explores by itself",
+    "other.her": "goals are relabeled by what the program builds, such as HindsightReplay",
     "kappa": "the Huber loss changes at 1",
     "learn.kappa": "the Huber loss changes at 1",
     "learn.multi_gpu": "set multi_gpu",

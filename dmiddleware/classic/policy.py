@@ -339,7 +339,12 @@ class Policy(CorePolicy, Configurable):
 
     @classmethod
     def _checked_settings(cls, cfg: Any) -> Any:
-        return cls.merged_config(cfg)
+        """Return the merged config, without CUDA where there is none, as in DI-engine."""
+        merged = cls.merged_config(cfg)
+        if merged.cuda and not torch.cuda.is_available():
+            _log.warning("%s: cuda=True has no effect, because torch finds no CUDA", cls.__name__)
+            merged.cuda = False
+        return merged
 
     def _schedules(self) -> dict[str, Schedule]:
         found = {}

@@ -167,7 +167,7 @@ class StockPolicy(CommandModePolicy):
         if not modes:
             self._build_without_model(cfg)
             return
-        self.cfg = self.merged_config(cfg)
+        self.cfg = self._checked_settings(cfg)
         settings = settings_from(self.core, self.cfg)
         network: nn.Module | None = self._create_model(self.cfg, model)
         if network is None:

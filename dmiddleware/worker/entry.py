@@ -46,6 +46,7 @@ from dmiddleware.worker.env_config import (
     name_env,
     refuse_absent,
     take_normalization,
+    take_unused,
 )
 from dmiddleware.worker.evaluator import create_serial_evaluator, get_serial_evaluator_cls
 from dmiddleware.worker.learner import LEARNER_REGISTRY, BaseLearner, create_learner
@@ -113,7 +114,9 @@ def compile_config(
     _share_priorities(cfg)
     for part, (path, _) in _PARTS.items():
         section = _section(cfg, path)
-        section.update(_merged(_class_of(part, section, cfg), section, derive_seed(seed, part)))
+        build = _class_of(part, section, cfg)
+        unused = take_unused(part, section, _options_of(build, section))
+        section.update({**_merged(build, section, derive_seed(seed, part)), **unused})
     cfg["policy"] = _merged(get_policy_cls(cfg["policy"]), cfg["policy"], seed)
     if save:
         file = output_folder(cfg["exp_name"]) / "total_config.yaml"

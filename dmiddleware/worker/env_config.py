@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any, Final
 
 from easydict import EasyDict
@@ -22,6 +22,7 @@ from dmiddleware.classic.config import (
 from dmiddleware.classic.import_names import import_named, without_di_engine
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
+from dmiddleware.registry import nearest
 from dmiddleware.seeding import derive_seed
 from dmiddleware.worker.dizoo_envs import is_dizoo_env, take_dizoo_env
 
@@ -29,11 +30,12 @@ __all__ = [
     "ENV_KEYS",
     "ENV_LIMITS",
     "check_sections",
-    "refuse_absent",
     "drop_missing_modules",
     "make_envs",
     "name_env",
+    "refuse_absent",
     "take_normalization",
+    "take_unused",
 ]
 
 _log = logging.getLogger(__name__)
@@ -99,10 +101,40 @@ _MAIN: Final[Mapping[str, Any]] = {
 _INSTEAD: Final = {
     "frame_stack": "stack frames by a function in env.wrappers",
     "clip_rewards": "clip rewards in env.wrappers",
+    "rew_clip": "clip rewards in env.wrappers, or by an argument of the env in env.kwargs",
     "reward_model": "use a reward model in a chain, for example middleware.RewardLearner",
     "world_model": "world models are not supported",
 }
 """Keys of DI-engine's own envs, and what does the same here."""
+
+_UNUSED_OF_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "replay_buffer": {"sliced": "sequences begin at any row of an episode, or every stride rows"},
+    "collector": {"get_train_sample": "this collector returns training samples anyway"},
+}
+"""Settings of the parts that change nothing here, and what does instead."""
+
+
+def take_unused(
+    part: str, section: MutableMapping[str, Any], options: Collection[str]
+) -> dict[str, Any]:
+    """Take the settings of DI-engine that mean nothing here out of a part's section.
+
+    They are logged once, with what does instead.
+
+    Args:
+        part: the part, such as ``"replay_buffer"``.
+        section: its config.
+        options: what its class declares.
+    """
+    unused = {
+        key: section.pop(key)
+        for key in _UNUSED_OF_PARTS.get(part, {})
+        if key in section and key not in options
+    }
+    reasons = [f"{key} ({_UNUSED_OF_PARTS[part][key]})" for key in unused]
+    if reasons and "cfg_type" not in section:  # a merged config has been logged before
+        _log.warning("%s: these settings change nothing here: %s", part, "; ".join(reasons))
+    return unused
 
 
 def refuse_absent(section: Mapping[str, Any], path: str) -> None:
@@ -129,6 +161,13 @@ def check_sections(cfg: Mapping[str, Any]) -> None:
     for section, path in ((cfg, ""), (cfg["env"], "env."), (cfg["policy"], "policy.")):
         refuse_absent(section, path)
     env = {key: value for key, value in cfg["env"].items() if key not in _INSTEAD}
+    own = [key for key in env if key not in _ENV and not nearest(str(key), ENV_KEYS)]
+    if own:
+        _log.warning(
+            "env: %s would be read by the env itself, and has no effect on one that is made by its "
+            "id; its arguments go into env.kwargs", ", ".join(own),
+        )  # fmt: skip
+    env = {key: value for key, value in env.items() if key not in own}
     others = {key: value for key, value in cfg.items() if key not in _INSTEAD}
     try:
         merge_config(
