@@ -135,8 +135,8 @@ def undecided_roles(
         return ""
     return (
         f"the program has given the role {str(lead)!r} to {_nodes(leads)}, and each would learn "
-        "for itself; give it to one of them, or start several that learn as one, as in ditask --roles "
-        f"{lead}=2"
+        "for itself; give it to one of them, or start several that learn as one, as in ditask "
+        f"--roles {lead}=2"
     )
 
 

@@ -134,7 +134,7 @@ def test_a_run_continues_without_a_node_that_is_not_the_learner() -> None:
 
 
 def test_a_run_whose_nodes_all_fail_before_they_have_a_role_fails() -> None:
-    code, text = supervise((1.0, [*fails(0), *fails(1), *fails(2)]))
+    code, text = supervise((1.0, fails(0)), (1.0, fails(1)), (1.0, fails(2)))
     assert code == 1
     assert "the run failed: node 0 failed: ValueError: bad" in text
 
