@@ -25,8 +25,8 @@ _RUNNERS: Final = (__file__, runpy.__file__, "<frozen runpy>")
 def open_door_for(file: Path) -> None:
     """Let the code of a file import ``ding``, ``ditk`` and the old ``gym``.
 
-    If the file is in a checkout of DI-engine, it can import ``dizoo`` and the rest of it, too. What
-    is on the import path already comes first.
+    If the file is in a checkout of DI-engine, the code can import ``dizoo`` and the rest of the
+    checkout, too, after all that is on the import path already.
     """
     open_door()
     for folder in file.resolve().parents:
@@ -88,7 +88,7 @@ def _compiled(file: Path) -> CodeType:
     try:
         return compile(file.read_bytes(), str(file.absolute()), "exec", dont_inherit=True)
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {file}") from None
+        raise ConfigError(f"found no file {file}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     except (SyntaxError, ValueError) as error:

@@ -141,7 +141,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere.py"], "there is no file nowhere.py"),
+        (["nowhere.py"], "found no file nowhere.py"),
         (["folder"], "folder is a folder"),
         (["config.yaml"], "config.yaml is not a program in Python: invalid syntax"),
         (["picture.png"], "picture.png is not a program in Python"),
