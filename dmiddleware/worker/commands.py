@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +15,11 @@ from dmiddleware.worker.config_file import read_config
 from dmiddleware.worker.entry import NO_LIMIT, serial_run
 from dmiddleware.worker.offline_entry import names_data, offline_run
 
-__all__ = ["classic_command"]
+__all__ = ["checked_mode", "classic_command"]
 
 _ONLINE: Final = ("serial", "serial_onpolicy")
 _OFFLINE: Final = ("serial_offline", "serial_bc", "bc")
+_ELSEWHERE: Final[Mapping[str, str]] = {}
 
 
 @click.command(
@@ -68,8 +70,7 @@ def classic_command(
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     try:
         main, create = _read(config)
-        if mode is None:
-            mode = "serial_offline" if data is not None or names_data(main) else "serial"
+        mode = checked_mode(mode, main, data)
         limit = train_iter or NO_LIMIT
         if mode in _OFFLINE:
             if env_step is not None:
@@ -102,3 +103,21 @@ def _read(config: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     door = importlib.import_module("dmiddleware.ding.command")
     door.open_door_for(config)
     return read_config(config)
+
+
+def checked_mode(mode: str | None, main: Mapping[str, Any], data: str | None = None) -> str:
+    """Return how to learn: as asked, or from data if there are any, else from play.
+
+    Args:
+        mode: a mode of DI-engine's command ``ding``; None: the config decides.
+        main: the main config.
+        data: data to learn from in place of those that the config names.
+
+    Raises:
+        ConfigError: if the mode is not here, saying what to use instead.
+    """
+    if mode in _ELSEWHERE:
+        raise ConfigError(f"the mode {mode} of DI-engine is not here; {_ELSEWHERE[mode]}")
+    if mode is not None:
+        return mode
+    return "serial_offline" if data is not None or names_data(main) else "serial"

@@ -44,6 +44,7 @@ from dmiddleware.worker.env_config import (
     drop_missing_modules,
     make_envs,
     name_env,
+    take_normalization,
 )
 from dmiddleware.worker.evaluator import create_serial_evaluator, get_serial_evaluator_cls
 from dmiddleware.worker.learner import LEARNER_REGISTRY, BaseLearner, create_learner
@@ -99,6 +100,7 @@ def compile_config(
     """
     cfg = _with_types(main, create or {})
     env = cfg["env"]
+    take_normalization(cfg)
     name_env(env)
     check_sections(cfg)
     env.setdefault("seed", seed)

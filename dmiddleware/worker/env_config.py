@@ -24,6 +24,7 @@ from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import import_modules
 from dmiddleware.seeding import derive_seed
+from dmiddleware.worker.dizoo_envs import is_dizoo_env, take_dizoo_env
 
 __all__ = [
     "ENV_KEYS",
@@ -32,6 +33,7 @@ __all__ = [
     "drop_missing_modules",
     "make_envs",
     "name_env",
+    "take_normalization",
 ]
 
 _log = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ _ENV: Final[Mapping[str, Any]] = {
     "n_evaluator_episode": Option(None, _optional_count, "episodes of an evaluation"),
     "collector_episode_num": Option(None, _optional_count, "episodes of a collector task"),
     "evaluator_episode_num": Option(None, _optional_count, "episodes of an evaluation task"),
+    "evaluator_id": Option(None, anything, "the env of evaluations, where it is another"),
     "stop_value": Option(None, optional(_number), "mean return at which training stops"),
     "replay_path": Option(None, optional(text), "folder for a video of each evaluation"),
     "cfg_type": Option(None, anything, "no effect"),
@@ -95,8 +98,6 @@ _MAIN: Final[Mapping[str, Any]] = {
 
 _INSTEAD: Final = {
     "frame_stack": "stack frames by a function in env.wrappers",
-    "norm_obs": "set policy.obs_norm=True",
-    "norm_reward": "set policy.reward_norm=True",
     "clip_rewards": "clip rewards in env.wrappers",
     "reward_model": "use a reward model in a chain, for example middleware.RewardLearner",
     "world_model": "world models are not supported",
@@ -139,6 +140,8 @@ def name_env(env: MutableMapping[str, Any]) -> None:
     Raises:
         ConfigError: if the config names no env.
     """
+    if "id" not in env and _names_dizoo(env):
+        take_dizoo_env(env, _ENV)
     env["id"] = env.get("id", env.get("env_id", env.get("type")))
     if env["id"] is None:
         raise ConfigError(
@@ -146,6 +149,22 @@ def name_env(env: MutableMapping[str, Any]) -> None:
         )
     mode = env.get("mode", env.setdefault("manager", {}).get("type", "base"))
     env["mode"] = _MODES.get(mode, mode)
+
+
+def _names_dizoo(env: Mapping[str, Any]) -> bool:
+    """Return whether the env is one of dizoo, and dizoo's own file does not provide it."""
+    modules = map(str, env.get("import_names") or ())
+    return is_dizoo_env(env.get("type")) and not any(
+        module.partition(".")[0] == "dizoo" for module in modules
+    )
+
+
+def take_normalization(cfg: MutableMapping[str, Any]) -> None:
+    """Move the normalization that dizoo's envs do to the policy, which does it here."""
+    for key, setting in (("norm_obs", "obs_norm"), ("norm_reward", "reward_norm")):
+        value = cfg["env"].pop(key, None)
+        if not _is_off(value):
+            cfg["policy"].setdefault(setting, True)
 
 
 def drop_missing_modules(section: MutableMapping[str, Any], path: str) -> None:
@@ -180,7 +199,7 @@ def make_envs(cfg: EasyDict, kind: str) -> BaseEnvManager:
         kwargs.setdefault("render_mode", "rgb_array")
     manager = cfg.get("manager") or {}
     return make_env_manager(
-        cfg.id,
+        cfg.get(f"{kind}_id") or cfg.id,
         env_num=cfg.get(f"{kind}_env_num") or cfg.get("env_num") or 1,
         mode=cfg.mode,
         env_kwargs=kwargs or None,
