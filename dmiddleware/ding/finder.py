@@ -43,6 +43,17 @@ class NotHere(DMiddlewareError, ImportError):
     """A name of DI-engine that this project does not have."""
 
 
+class _ViewModule(ModuleType):
+    """Keeps the names of its face, such as ``task`` of ``ding.framework``.
+
+    Importing the module ``ding.framework.task`` would replace it by that module.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not isinstance(value, ModuleType) or name not in self.__dict__.get("__all__", ()):
+            super().__setattr__(name, value)
+
+
 class _View(importlib.abc.Loader):
     """Loads a module that looks each name up in a face."""
 
@@ -50,7 +61,7 @@ class _View(importlib.abc.Loader):
         self._face = face
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return None
+        return _ViewModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         face, name = importlib.import_module(self._face), module.__name__
