@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from dmiddleware.classic.logs import output_folder
-from dmiddleware.errors import DMiddlewareError
+from dmiddleware.errors import ConfigError, DMiddlewareError
 from dmiddleware.worker.config_file import read_config
 from dmiddleware.worker.entry import NO_LIMIT, serial_run
 from dmiddleware.worker.offline_entry import names_data, offline_run
 
-__all__ = ["classic_command"]
+__all__ = ["checked_mode", "classic_command"]
 
 _ONLINE: Final = ("serial", "serial_onpolicy")
 _OFFLINE: Final = ("serial_offline", "serial_bc", "bc")
+_ELSEWHERE: Final[Mapping[str, str]] = {}
 
 
 @click.command(
@@ -66,9 +69,8 @@ def classic_command(
       ditask classic -c pendulum_td3_bc_config.py -s 0 -m serial_offline
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     try:
-        main, create = read_config(config)
-        if mode is None:
-            mode = "serial_offline" if data is not None or names_data(main) else "serial"
+        main, create = _read(config)
+        mode = checked_mode(mode, main, data)
         limit = train_iter or NO_LIMIT
         if mode in _OFFLINE:
             if env_step is not None:
@@ -82,3 +84,40 @@ def classic_command(
         raise click.ClickException(str(error)) from error
     folder = output_folder(str(main.get("exp_name", "default_experiment")))
     click.echo(f"checkpoints in {folder / 'ckpt_learner'}")
+
+
+def _read(config: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a config; one that imports modules of DI-engine gets them from the door.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    try:
+        return read_config(config)
+    except ConfigError as error:
+        cause = error.__cause__
+        name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
+        if name.partition(".")[0] not in ("ding", "ditk", "dizoo", "gym"):
+            raise
+    # By its name, because nothing else may depend on it.
+    door = importlib.import_module("dmiddleware.ding.command")
+    door.search_checkout(config)
+    return read_config(config)
+
+
+def checked_mode(mode: str | None, main: Mapping[str, Any], data: str | None = None) -> str:
+    """Return how to learn: as asked, or from data if there are any, else from play.
+
+    Args:
+        mode: a mode of DI-engine's command ``ding``; None: the config decides.
+        main: the main config.
+        data: data to learn from in place of those that the config names.
+
+    Raises:
+        ConfigError: if the mode is not here, saying what to use instead.
+    """
+    if mode in _ELSEWHERE:
+        raise ConfigError(f"the mode {mode} of DI-engine is not here; {_ELSEWHERE[mode]}")
+    if mode is not None:
+        return mode
+    return "serial_offline" if data is not None or names_data(main) else "serial"

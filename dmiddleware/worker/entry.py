@@ -44,6 +44,7 @@ from dmiddleware.worker.env_config import (
     drop_missing_modules,
     make_envs,
     name_env,
+    take_normalization,
 )
 from dmiddleware.worker.evaluator import create_serial_evaluator, get_serial_evaluator_cls
 from dmiddleware.worker.learner import LEARNER_REGISTRY, BaseLearner, create_learner
@@ -70,7 +71,11 @@ _EVALUATOR_KEYS: Final = {
 
 
 def compile_config(
-    main: Mapping[str, Any], create: Mapping[str, Any] | None = None, *, seed: int = 0
+    main: Mapping[str, Any],
+    create: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    save: bool = True,
 ) -> EasyDict:
     """Merge a config in the classic shape with the defaults of its classes, and check it.
 
@@ -82,6 +87,7 @@ def compile_config(
             ``collector``, ``evaluator``, ``replay_buffer`` and ``commander`` the ``type``, and the
             ``import_names`` of the modules that register it. None: ``main`` has them.
         seed: the seed of envs, policy and buffer, where they have none of their own.
+        save: whether to write the config to its file.
 
     Returns:
         The whole config, which is also saved to ``<exp_name>/total_config.yaml``. ``stop_value``,
@@ -94,6 +100,7 @@ def compile_config(
     """
     cfg = _with_types(main, create or {})
     env = cfg["env"]
+    take_normalization(cfg)
     name_env(env)
     check_sections(cfg)
     env.setdefault("seed", seed)
@@ -107,9 +114,10 @@ def compile_config(
         section = _section(cfg, path)
         section.update(_merged(_class_of(part, section, cfg), section, derive_seed(seed, part)))
     cfg["policy"] = _merged(get_policy_cls(cfg["policy"]), cfg["policy"], seed)
-    file = output_folder(cfg["exp_name"]) / "total_config.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(plain_values(cfg), sort_keys=False), encoding="utf-8")
+    if save:
+        file = output_folder(cfg["exp_name"]) / "total_config.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(yaml.safe_dump(plain_values(cfg), sort_keys=False), encoding="utf-8")
     return EasyDict(cfg)
 
 

@@ -24,8 +24,17 @@ from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import import_modules
 from dmiddleware.seeding import derive_seed
+from dmiddleware.worker.dizoo_envs import is_dizoo_env, take_dizoo_env
 
-__all__ = ["check_sections", "drop_missing_modules", "make_envs", "name_env"]
+__all__ = [
+    "ENV_KEYS",
+    "ENV_LIMITS",
+    "check_sections",
+    "drop_missing_modules",
+    "make_envs",
+    "name_env",
+    "take_normalization",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +44,7 @@ _MODES: Final = {
 }  # fmt: skip
 """DI-engine's names of env managers."""
 
-_ENV_LIMITS: Final = {
+ENV_LIMITS: Final = {
     "max_retry": "max_retry", "step_timeout": "step_timeout_s", "reset_timeout": "reset_timeout_s",
 }  # fmt: skip
 _IGNORED_KEYS: Final = (
@@ -69,12 +78,16 @@ _ENV: Final[Mapping[str, Any]] = {
     "n_evaluator_episode": Option(None, _optional_count, "episodes of an evaluation"),
     "collector_episode_num": Option(None, _optional_count, "episodes of a collector task"),
     "evaluator_episode_num": Option(None, _optional_count, "episodes of an evaluation task"),
+    "evaluator_id": Option(None, anything, "the env of evaluations, where it is another"),
     "stop_value": Option(None, optional(_number), "mean return at which training stops"),
     "replay_path": Option(None, optional(text), "folder for a video of each evaluation"),
     "cfg_type": Option(None, anything, "no effect"),
     "act_scale": Option(None, anything, "no effect: policies map actions to the bounds"),
     "use_act_scale": Option(None, anything, "the same"),
 }
+ENV_KEYS: Final = frozenset(_ENV)
+"""The keys of ``env`` that the workers read; others are those of an env of the program's own."""
+
 _MAIN: Final[Mapping[str, Any]] = {
     "exp_name": Option("default_experiment", anything, "the output folder"),
     "seed": Option(None, anything, "no effect: the seed is an argument"),
@@ -85,8 +98,6 @@ _MAIN: Final[Mapping[str, Any]] = {
 
 _INSTEAD: Final = {
     "frame_stack": "stack frames by a function in env.wrappers",
-    "norm_obs": "set policy.obs_norm=True",
-    "norm_reward": "set policy.reward_norm=True",
     "clip_rewards": "clip rewards in env.wrappers",
     "reward_model": "use a reward model in a chain, for example middleware.RewardLearner",
     "world_model": "world models are not supported",
@@ -129,6 +140,8 @@ def name_env(env: MutableMapping[str, Any]) -> None:
     Raises:
         ConfigError: if the config names no env.
     """
+    if "id" not in env and _names_dizoo(env):
+        take_dizoo_env(env, _ENV)
     env["id"] = env.get("id", env.get("env_id", env.get("type")))
     if env["id"] is None:
         raise ConfigError(
@@ -136,6 +149,22 @@ def name_env(env: MutableMapping[str, Any]) -> None:
         )
     mode = env.get("mode", env.setdefault("manager", {}).get("type", "base"))
     env["mode"] = _MODES.get(mode, mode)
+
+
+def _names_dizoo(env: Mapping[str, Any]) -> bool:
+    """Return whether the env is one of dizoo, and dizoo's own file does not provide it."""
+    modules = map(str, env.get("import_names") or ())
+    return is_dizoo_env(env.get("type")) and not any(
+        module.partition(".")[0] == "dizoo" for module in modules
+    )
+
+
+def take_normalization(cfg: MutableMapping[str, Any]) -> None:
+    """Move the normalization that dizoo's envs do to the policy, which does it here."""
+    for key, setting in (("norm_obs", "obs_norm"), ("norm_reward", "reward_norm")):
+        value = cfg["env"].pop(key, None)
+        if not _is_off(value):
+            cfg["policy"].setdefault(setting, True)
 
 
 def drop_missing_modules(section: MutableMapping[str, Any], path: str) -> None:
@@ -170,11 +199,11 @@ def make_envs(cfg: EasyDict, kind: str) -> BaseEnvManager:
         kwargs.setdefault("render_mode", "rgb_array")
     manager = cfg.get("manager") or {}
     return make_env_manager(
-        cfg.id,
+        cfg.get(f"{kind}_id") or cfg.id,
         env_num=cfg.get(f"{kind}_env_num") or cfg.get("env_num") or 1,
         mode=cfg.mode,
         env_kwargs=kwargs or None,
         wrappers=cfg.get("wrappers") or (),
         seed=derive_seed(cfg.seed, kind),
-        **{_ENV_LIMITS[key]: value for key, value in manager.items() if key in _ENV_LIMITS},
+        **{ENV_LIMITS[key]: value for key, value in manager.items() if key in ENV_LIMITS},
     )
