@@ -132,7 +132,7 @@ def serial_run(
     model: nn.Module | None = None,
     envs: Callable[[EasyDict, str], BaseEnvManager] = make_envs,
     show_progress: bool = True,
-) -> Policy | StockPolicy:
+) -> Policy:
     """Train a policy in this process, as a config in the classic shape describes.
 
     The commander chooses how to collect. The evaluator plays when it is due, and the learner saves
@@ -162,7 +162,7 @@ def serial_run(
     """
     cfg = compile_config(main, create, seed=seed)
     seed_libraries(seed)
-    policy: Policy | StockPolicy = create_policy(cfg.policy, model=model)
+    policy = create_policy(cfg.policy, model=model)
     check_learns_from_rows(policy)
     exp_name, parts = (
         cfg.exp_name,
@@ -190,7 +190,7 @@ def serial_run(
                 {}, learner, collector, evaluator, buffer, policy.command_mode
             )
         learn = (
-            _DirectLearning(cfg, learner, is_whole=isinstance(policy, Policy))
+            _DirectLearning(cfg, learner, is_whole=not policy.get_attribute("batched"))
             if learner.policy.spec.on_policy
             else _Replay(cfg, learner, buffer)
         )
