@@ -24,6 +24,7 @@ from dmiddleware.classic.config import Configurable
 from dmiddleware.classic.import_names import import_named
 from dmiddleware.classic.logs import output_folder
 from dmiddleware.classic.modes import spec_attribute
+from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import POLICY_REGISTRY, is_update, update_outputs
 from dmiddleware.seeding import derive_seed, seed_libraries
@@ -155,6 +156,7 @@ def serial_run(
     max_env_step: int = NO_LIMIT,
     *,
     model: nn.Module | None = None,
+    envs: Callable[[EasyDict, str], BaseEnvManager] = make_envs,
     show_progress: bool = True,
 ) -> Policy:
     """Train a policy in this process, as a config in the classic shape describes.
@@ -172,6 +174,8 @@ def serial_run(
         max_train_iter: most training iterations.
         max_env_step: most env steps.
         model: a module for the policy; None builds the one that ``policy.model`` describes.
+        envs: makes the envs of a role, ``"collector"`` or ``"evaluator"``, from the section
+            ``env``; by default those that ``env.id`` names.
         show_progress: whether to show steps, updates and returns on the standard error stream.
 
     Returns:
@@ -197,12 +201,12 @@ def serial_run(
         learner = stack.enter_context(create_learner(parts["learner"], policy=policy, **common))
         collector = stack.enter_context(
             create_serial_collector(
-                parts["collector"], env=make_envs(cfg.env, "collector"), policy=policy, **common
+                parts["collector"], env=envs(cfg.env, "collector"), policy=policy, **common
             )
         )
         evaluator = stack.enter_context(
             create_serial_evaluator(
-                parts["evaluator"], env=make_envs(cfg.env, "evaluator"), policy=policy, **common
+                parts["evaluator"], env=envs(cfg.env, "evaluator"), policy=policy, **common
             )
         )
         buffer = stack.enter_context(create_buffer(parts["replay_buffer"], **common))
