@@ -53,6 +53,10 @@ class _ViewModule(ModuleType):
         if not isinstance(value, ModuleType) or name not in self.__dict__.get("__all__", ()):
             super().__setattr__(name, value)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let functions that name the module be sent to other processes."""
+        return importlib.import_module, (self.__name__,)
+
 
 class _View(importlib.abc.Loader):
     """Loads a module that looks each name up in a face."""
