@@ -44,14 +44,19 @@ class NotHere(DMiddlewareError, ImportError):
 
 
 class _ViewModule(ModuleType):
-    """Keeps the names of its face, such as ``task`` of ``ding.framework``.
+    """A module whose names hide its modules of the same name, such as ``ding.rl_utils.gae``."""
 
-    Importing the module ``ding.framework.task`` would replace it by that module.
-    """
+    def __setattr__(self, key: str, value: Any) -> None:
+        # So the import system puts a module that it has loaded into its parent.
+        if isinstance(value, ModuleType) and self._has(key):
+            return
+        super().__setattr__(key, value)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not isinstance(value, ModuleType) or name not in self.__dict__.get("__all__", ()):
-            super().__setattr__(name, value)
+    def _has(self, key: str) -> bool:
+        try:
+            return not isinstance(getattr(self, key), ModuleType)
+        except AttributeError:
+            return False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let functions that name the module be sent to other processes."""

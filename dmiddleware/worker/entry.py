@@ -23,6 +23,7 @@ from dmiddleware.classic import (
 from dmiddleware.classic.config import Configurable
 from dmiddleware.classic.logs import output_folder
 from dmiddleware.classic.modes import spec_attribute
+from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import POLICY_REGISTRY, is_update, update_outputs
 from dmiddleware.registry import import_modules
@@ -129,8 +130,9 @@ def serial_run(
     max_env_step: int = NO_LIMIT,
     *,
     model: nn.Module | None = None,
+    envs: Callable[[EasyDict, str], BaseEnvManager] = make_envs,
     show_progress: bool = True,
-) -> Policy | StockPolicy:
+) -> Policy:
     """Train a policy in this process, as a config in the classic shape describes.
 
     The commander chooses how to collect. The evaluator plays when it is due, and the learner saves
@@ -146,6 +148,8 @@ def serial_run(
         max_train_iter: most training iterations.
         max_env_step: most env steps.
         model: a module for the policy; None builds the one that ``policy.model`` describes.
+        envs: makes the envs of a role, ``"collector"`` or ``"evaluator"``, from the section
+            ``env``; by default those that ``env.id`` names.
         show_progress: whether to show steps, updates and returns on the standard error stream.
 
     Returns:
@@ -158,7 +162,7 @@ def serial_run(
     """
     cfg = compile_config(main, create, seed=seed)
     seed_libraries(seed)
-    policy: Policy | StockPolicy = create_policy(cfg.policy, model=model)
+    policy = create_policy(cfg.policy, model=model)
     check_learns_from_rows(policy)
     exp_name, parts = (
         cfg.exp_name,
@@ -171,12 +175,12 @@ def serial_run(
         learner = stack.enter_context(create_learner(parts["learner"], policy=policy, **common))
         collector = stack.enter_context(
             create_serial_collector(
-                parts["collector"], env=make_envs(cfg.env, "collector"), policy=policy, **common
+                parts["collector"], env=envs(cfg.env, "collector"), policy=policy, **common
             )
         )
         evaluator = stack.enter_context(
             create_serial_evaluator(
-                parts["evaluator"], env=make_envs(cfg.env, "evaluator"), policy=policy, **common
+                parts["evaluator"], env=envs(cfg.env, "evaluator"), policy=policy, **common
             )
         )
         buffer = stack.enter_context(create_buffer(parts["replay_buffer"], **common))
@@ -186,7 +190,7 @@ def serial_run(
                 {}, learner, collector, evaluator, buffer, policy.command_mode
             )
         learn = (
-            _DirectLearning(cfg, learner, is_whole=isinstance(policy, Policy))
+            _DirectLearning(cfg, learner, is_whole=not policy.get_attribute("batched"))
             if learner.policy.spec.on_policy
             else _Replay(cfg, learner, buffer)
         )

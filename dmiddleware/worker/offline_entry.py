@@ -53,7 +53,7 @@ def offline_run(
     data: str | Path | None = None,
     model: nn.Module | None = None,
     show_progress: bool = True,
-) -> Policy | StockPolicy:
+) -> Policy:
     """Train a policy from recorded data, as a config in the classic shape describes.
 
     The learner goes through all rows ``learn.train_epoch`` times, in batches of
@@ -90,10 +90,10 @@ def offline_run(
     cfg = compile_config(main, create, seed=seed)
     rows = load_rows(path)
     seed_libraries(seed)
-    policy: Policy | StockPolicy = create_policy(cfg.policy, model=model)
+    policy = create_policy(cfg.policy, model=model)
     check_learns_from_rows(policy)
-    if isinstance(policy, StockPolicy) and policy.policy is not None:
-        policy.policy.observe(rows["obs"])
+    if isinstance(policy, StockPolicy):
+        policy.observe(rows["obs"])
     n_epochs = int(given.get("train_epoch") or _EPOCHS)
     generator = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
     with ExitStack() as stack:
