@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dmiddleware.classic.converted_keys import CONVERSIONS, REFUSED_VALUES
+from dmiddleware.classic.converted_keys import CONVERSIONS, REFUSED_VALUES, UNUSED_BY
 from dmiddleware.errors import ConfigError
 
 __all__ = ["CLASSIC_SECTIONS", "merge_classic", "split_classic", "take_sections"]
@@ -41,7 +41,8 @@ _RENAMED: Final[Mapping[str, str]] = {
 """Settings that an algorithm has here under another name, with the same values."""
 
 _READ_BY_WORKERS: Final = (
-    "unroll_len", "learn_unroll_len", "collect.unroll_len", "random_collect_size", "learn.update_per_collect",
+    "unroll_len", "learn_unroll_len", "collect.unroll_len", "random_collect_size",
+    "learn.update_per_collect",
 )  # fmt: skip
 """Settings that workers and middleware read from the config of any policy."""
 
@@ -148,9 +149,10 @@ def split_classic(
         # What they mean is in learn.target_noise and learn.target_noise_clip now.
         for path in ("learn.noise", "learn.noise_range"):
             _pop(cfg, path)
-    others = _take(cfg, (*_READ_BY_WORKERS, *_UNUSED), entries)
+    reasons = {**_UNUSED, **UNUSED_BY.get(owner, {})}
+    others = _take(cfg, (*_READ_BY_WORKERS, *reasons), entries)
     unused = [
-        f"{path} ({why})" for path, why in _UNUSED.items() if _find(others, path) is not _ABSENT
+        f"{path} ({why})" for path, why in reasons.items() if _find(others, path) is not _ABSENT
     ]
     if unused and "cfg_type" not in given:  # a merged config has been logged before
         _log.warning("%s: these settings change nothing here: %s", owner, "; ".join(unused))

@@ -48,6 +48,10 @@ M = TypeVar("M", LearnMode, CollectMode, EvalMode)
 
 _FIELDS: Final = ("learn", "collect", "eval", "command")
 _COMMAND: Final = "_command"
+_ALIASES: Final = {
+    "cql_discrete": "discrete_cql", "dt": "decision_transformer", "sac_discrete": "discrete_sac",
+}  # fmt: skip
+"""Names of DI-engine's configs for algorithms that have another name here."""
 _TRAJ_LEN_INF: Final = "traj_len_inf"
 
 
@@ -204,6 +208,8 @@ def get_policy_cls(cfg: Mapping[str, Any]) -> type[Any]:
     name = cfg.get("type")
     if isinstance(name, str) and name.endswith(_COMMAND) and name not in POLICY_REGISTRY:
         cfg = {**cfg, "type": name.removesuffix(_COMMAND)}
+    if cfg.get("type") in _ALIASES:
+        cfg = {**cfg, "type": _ALIASES[cfg["type"]]}
     found = get_core_cls(cfg)
     return found if issubclass(found, Policy | StockPolicy) else _stock_class(found)  # type: ignore[arg-type]  # a class is hashable
 
