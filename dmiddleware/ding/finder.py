@@ -23,6 +23,7 @@ from typing import Any, Final
 from dmiddleware.ding.module_names import MODULE_NAMES
 from dmiddleware.ding.old_numbers import TolerantFloat
 from dmiddleware.errors import DMiddlewareError
+from dmiddleware.process.first_imports import add_first_import, remove_first_import
 from dmiddleware.registry import nearest
 
 __all__ = ["NotHere", "close_door", "open_door"]
@@ -164,11 +165,13 @@ def open_door() -> None:
     """Serve ``ding``, ``ditk`` and ``gym`` in this process from now on; twice is once."""
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
+        add_first_import(__package__)
 
 
 def close_door() -> None:
     """Serve them no longer, and forget the modules that were served."""
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
+        remove_first_import(__package__)
     for name in [name for name in sys.modules if name.partition(".")[0] in (*_FACES, "dizoo")]:
         del sys.modules[name]

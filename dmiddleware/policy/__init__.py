@@ -31,6 +31,7 @@ from dmiddleware.policy.iql import IQLPolicy, IQLSettings
 from dmiddleware.policy.iqn import IQNPolicy, IQNSettings
 from dmiddleware.policy.mappo import IPPOPolicy, MAPPOPolicy, MAPPOSettings
 from dmiddleware.policy.modes import (
+    AnyMode,
     CollectMode,
     EvalMode,
     HasModes,
@@ -39,6 +40,7 @@ from dmiddleware.policy.modes import (
     as_collect_mode,
     as_eval_mode,
     as_learn_mode,
+    spec_of,
 )
 from dmiddleware.policy.obs_norm import DatasetNormSettings, ObsNorm, ObsNormSettings
 from dmiddleware.policy.policy import Policy
@@ -95,6 +97,8 @@ __all__ = [
     "HasModes",
     "PolicySpec",
     "as_learn_mode",
+    "spec_of",
+    "AnyMode",
     "as_collect_mode",
     "as_eval_mode",
     "update_outputs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -68,7 +69,7 @@ def classic_command(
       ditask classic -c pendulum_td3_bc_config.py -s 0 -m serial_offline
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     try:
-        main, create = read_config(config)
+        main, create = _read(config)
         mode = checked_mode(mode, main, data)
         limit = train_iter or NO_LIMIT
         if mode in _OFFLINE:
@@ -83,6 +84,25 @@ def classic_command(
         raise click.ClickException(str(error)) from error
     folder = output_folder(str(main.get("exp_name", "default_experiment")))
     click.echo(f"checkpoints in {folder / 'ckpt_learner'}")
+
+
+def _read(config: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a config; one that imports modules of DI-engine gets them from the door.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    try:
+        return read_config(config)
+    except ConfigError as error:
+        cause = error.__cause__
+        name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
+        if name.partition(".")[0] not in ("ding", "ditk", "dizoo", "gym"):
+            raise
+    # By its name, because nothing else may depend on it.
+    door = importlib.import_module("dmiddleware.ding.command")
+    door.search_checkout(config)
+    return read_config(config)
 
 
 def checked_mode(mode: str | None, main: Mapping[str, Any], data: str | None = None) -> str:

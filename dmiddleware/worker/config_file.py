@@ -39,8 +39,8 @@ def read_config(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         found = runpy.run_path(str(file), run_name=file.stem)
     except ModuleNotFoundError as error:
         hint = ""
-        if (error.name or "").partition(".")[0] in ("ding", "dizoo"):
-            hint = '; a config imports DI-engine only below if __name__ == "__main__":'
+        if (error.name or "").partition(".")[0] in ("ding", "ditk", "dizoo", "gym"):
+            hint = "; ditask classic finds DI-engine's modules, and so does import dmiddleware.ding"
         raise ConfigError(f"{path} imports {error.name}, which is not installed{hint}") from error
     except (SyntaxError, NameError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error

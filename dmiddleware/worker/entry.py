@@ -72,7 +72,11 @@ _EVALUATOR_KEYS: Final = {
 
 
 def compile_config(
-    main: Mapping[str, Any], create: Mapping[str, Any] | None = None, *, seed: int = 0
+    main: Mapping[str, Any],
+    create: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    save: bool = True,
 ) -> EasyDict:
     """Merge a config in the classic shape with the defaults of its classes, and check it.
 
@@ -84,6 +88,7 @@ def compile_config(
             ``collector``, ``evaluator``, ``replay_buffer`` and ``commander`` the ``type``, and the
             ``import_names`` of the modules that register it. None: ``main`` has them.
         seed: the seed of envs, policy and buffer, where they have none of their own.
+        save: whether to write the config to its file.
 
     Returns:
         The whole config, which is also saved to ``<exp_name>/total_config.yaml``. ``stop_value``,
@@ -110,9 +115,10 @@ def compile_config(
         section = _section(cfg, path)
         section.update(_merged(_class_of(part, section, cfg), section, derive_seed(seed, part)))
     cfg["policy"] = _merged(get_policy_cls(cfg["policy"]), cfg["policy"], seed)
-    file = output_folder(cfg["exp_name"]) / "total_config.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(plain_values(cfg), sort_keys=False), encoding="utf-8")
+    if save:
+        file = output_folder(cfg["exp_name"]) / "total_config.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(yaml.safe_dump(plain_values(cfg), sort_keys=False), encoding="utf-8")
     return EasyDict(cfg)
 
 

@@ -27,6 +27,8 @@ from dmiddleware.seeding import derive_seed
 from dmiddleware.worker.dizoo_envs import is_dizoo_env, take_dizoo_env
 
 __all__ = [
+    "ENV_KEYS",
+    "ENV_LIMITS",
     "check_sections",
     "drop_missing_modules",
     "make_envs",
@@ -42,7 +44,7 @@ _MODES: Final = {
 }  # fmt: skip
 """DI-engine's names of env managers."""
 
-_ENV_LIMITS: Final = {
+ENV_LIMITS: Final = {
     "max_retry": "max_retry", "step_timeout": "step_timeout_s", "reset_timeout": "reset_timeout_s",
 }  # fmt: skip
 _IGNORED_KEYS: Final = (
@@ -84,6 +86,9 @@ _ENV: Final[Mapping[str, Any]] = {
     "act_scale": Option(None, anything, "no effect: policies map actions to the bounds"),
     "use_act_scale": Option(None, anything, "the same"),
 }
+ENV_KEYS: Final = frozenset(_ENV)
+"""The keys of ``env`` that the workers read; others are those of an env of the program's own."""
+
 _MAIN: Final[Mapping[str, Any]] = {
     "exp_name": Option("default_experiment", anything, "the output folder"),
     "seed": Option(None, anything, "no effect: the seed is an argument"),
@@ -202,5 +207,5 @@ def make_envs(cfg: EasyDict, kind: str) -> BaseEnvManager:
         env_kwargs=kwargs or None,
         wrappers=cfg.get("wrappers") or (),
         seed=derive_seed(cfg.seed, kind),
-        **{_ENV_LIMITS[key]: value for key, value in manager.items() if key in _ENV_LIMITS},
+        **{ENV_LIMITS[key]: value for key, value in manager.items() if key in ENV_LIMITS},
     )
