@@ -681,7 +681,7 @@ def _per_env_forward(mode: Any) -> Callable[..., Any]:
     return forward
 
 
-def transitions_by(process: Callable[..., Mapping[str, Any]]) -> Callable[..., Batch]:
+def transitions_by(process: Callable[..., Any]) -> Callable[..., Batch]:
     """Return what makes the columns of a step with a function that makes single transitions."""
 
     def transitions(

@@ -131,7 +131,7 @@ def serial_run(
     *,
     model: nn.Module | None = None,
     show_progress: bool = True,
-) -> Policy | StockPolicy:
+) -> Policy:
     """Train a policy in this process, as a config in the classic shape describes.
 
     The commander chooses how to collect. The evaluator plays when it is due, and the learner saves
@@ -159,7 +159,7 @@ def serial_run(
     """
     cfg = compile_config(main, create, seed=seed)
     seed_libraries(seed)
-    policy: Policy | StockPolicy = create_policy(cfg.policy, model=model)
+    policy = create_policy(cfg.policy, model=model)
     check_learns_from_rows(policy)
     exp_name, parts = (
         cfg.exp_name,
@@ -186,7 +186,7 @@ def serial_run(
             commander = BaseSerialCommander(
                 {}, learner, collector, evaluator, buffer, policy.command_mode
             )
-        learn = _learning_from(cfg, learner, buffer, is_whole=isinstance(policy, Policy))
+        learn = _learning_from(cfg, learner, buffer, is_whole=not policy.get_attribute("batched"))
         n_sample = _n_sample(cfg, learner)
 
         progress = Progress(max_env_step if max_env_step < NO_LIMIT else None, show=show_progress)

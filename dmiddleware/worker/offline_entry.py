@@ -63,7 +63,7 @@ def offline_run(
     data: str | Path | None = None,
     model: nn.Module | None = None,
     show_progress: bool = True,
-) -> Policy | StockPolicy:
+) -> Policy:
     """Train a policy from recorded data, as a config in the classic shape describes.
 
     The learner goes through all rows ``learn.train_epoch`` times, in batches of
@@ -100,13 +100,14 @@ def offline_run(
     cfg = compile_config(main, create, seed=seed)
     rows = _with_scaled_rewards(load_rows(path), cfg.env.get("reward_norm"))
     seed_libraries(seed)
-    policy: Policy | StockPolicy = create_policy(cfg.policy, model=model)
-    core = policy.policy if isinstance(policy, StockPolicy) else None
-    is_transformer = isinstance(core, DecisionTransformerPolicy)
+    policy = create_policy(cfg.policy, model=model)
+    is_transformer = isinstance(policy, StockPolicy) and issubclass(
+        policy.core, DecisionTransformerPolicy
+    )
     if not is_transformer:
         check_learns_from_rows(policy)
-    if core is not None:
-        core.observe(rows["obs"])
+    if isinstance(policy, StockPolicy):
+        policy.observe(rows["obs"])
     n_epochs = int(given.get("train_epoch") or _EPOCHS)
     generator = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
     with ExitStack() as stack:
@@ -127,9 +128,10 @@ def offline_run(
         batch_size = int(spec_attribute(learner.policy.spec, "batch_size"))
         progress = Progress(show=show_progress)
         learner.call_hook("before_run")
+        length = policy.get_attribute("context_length") if is_transformer else 1
         batches = (
-            _sequences(rows, core.context_length, batch_size, n_epochs, cfg.env.seed)
-            if isinstance(core, DecisionTransformerPolicy)
+            _sequences(rows, length, batch_size, n_epochs, cfg.env.seed)
+            if is_transformer
             else _batches(rows, batch_size, n_epochs, generator)
         )
         for batch in batches:
