@@ -52,6 +52,7 @@ from dmiddleware.policy.rainbow import RainbowPolicy, RainbowSettings
 from dmiddleware.policy.recurrent import Memory
 from dmiddleware.policy.recurrent_ppo import RecurrentPPOPolicy, RecurrentPPOSettings
 from dmiddleware.policy.sac import SACPolicy, SACSettings
+from dmiddleware.policy.sql import SQLPolicy, SQLSettings
 from dmiddleware.policy.td import TDPolicy, TDSettings
 from dmiddleware.policy.td3_bc import TD3BCPolicy, TD3BCSettings
 from dmiddleware.policy.tqc import TQCPolicy, TQCSettings
@@ -105,6 +106,8 @@ __all__ = [
     "get_policy_cls",
     "DQNPolicy",
     "DQNSettings",
+    "SQLPolicy",
+    "SQLSettings",
     "C51Policy",
     "C51Settings",
     "QRDQNPolicy",

@@ -30,6 +30,7 @@ from dmiddleware.policy import (
     RainbowPolicy,
     RecurrentPPOPolicy,
     SACPolicy,
+    SQLPolicy,
     TD3BCPolicy,
     TD3Policy,
     TQCPolicy,
@@ -43,6 +44,7 @@ from tests.variants import mostly_slow
 
 DISCRETE: list[Any] = [
     DQNPolicy,
+    SQLPolicy,
     C51Policy,
     QRDQNPolicy,
     IQNPolicy,

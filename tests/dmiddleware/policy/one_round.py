@@ -39,6 +39,7 @@ from dmiddleware.policy import (
     RainbowPolicy,
     RecurrentPPOPolicy,
     SACPolicy,
+    SQLPolicy,
     TD3BCPolicy,
     TD3Policy,
     TQCPolicy,
@@ -48,7 +49,15 @@ from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.settings import plain_values
 from tests.dmiddleware.policy.drawn_envs import Drawn
 
-VALUE_BASED = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy, R2D2Policy]
+VALUE_BASED = [
+    DQNPolicy,
+    SQLPolicy,
+    C51Policy,
+    QRDQNPolicy,
+    IQNPolicy,
+    RainbowPolicy,
+    R2D2Policy,
+]
 DISCRETE = [*VALUE_BASED, DiscreteSACPolicy]
 CONTINUOUS = [
     SACPolicy,

@@ -78,6 +78,8 @@ def test_the_public_names_are_these():
         "RecurrentPPOSettings",
         "SACPolicy",
         "SACSettings",
+        "SQLPolicy",
+        "SQLSettings",
         "TD3BCPolicy",
         "TD3BCSettings",
         "TD3Policy",
