@@ -33,6 +33,8 @@ _RENAMED: Final[Mapping[str, str]] = {
     "learn.alpha": "learn.bc_alpha",
     "learn.num_actions": "learn.n_actions",
     "burnin_step": "burn_in",
+    "entropy_tau": "learn.temperature",
+    "m_alpha": "learn.munchausen_weight",
 }
 """Settings that an algorithm has here under another name, with the same values."""
 

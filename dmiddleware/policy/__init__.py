@@ -30,6 +30,7 @@ from dmiddleware.policy.impala import IMPALAPolicy, IMPALASettings
 from dmiddleware.policy.iql import IQLPolicy, IQLSettings
 from dmiddleware.policy.iqn import IQNPolicy, IQNSettings
 from dmiddleware.policy.mappo import IPPOPolicy, MAPPOPolicy, MAPPOSettings
+from dmiddleware.policy.mdqn import MDQNPolicy, MDQNSettings
 from dmiddleware.policy.modes import (
     CollectMode,
     EvalMode,
@@ -106,6 +107,8 @@ __all__ = [
     "get_policy_cls",
     "DQNPolicy",
     "DQNSettings",
+    "MDQNPolicy",
+    "MDQNSettings",
     "SQLPolicy",
     "SQLSettings",
     "C51Policy",

@@ -20,7 +20,7 @@ def config_of(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["dqn", "sql", "c51", "rainbow", "qrdqn", "iqn", "sac", "td3", "ppo", "a2c"]
+    "name", ["dqn", "sql", "mdqn", "c51", "rainbow", "qrdqn", "iqn", "sac", "td3", "ppo", "a2c"]
 )
 def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
     cfg = {
@@ -63,6 +63,8 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
         ),
         ("sql", {"learn": {"alpha": 0.12}}, "learn.alpha", 0.12),
         ("sql", {"other": {"eps": {"start": 0.95}}}, "other.eps.start", 0.95),
+        ("mdqn", {"entropy_tau": 0.01}, "learn.temperature", 0.01),
+        ("mdqn", {"m_alpha": 0.8}, "learn.munchausen_weight", 0.8),
     ],
 )
 def test_settings_get_the_names_that_they_have_here(name, given, path, value, caplog):

@@ -23,6 +23,7 @@ from dmiddleware.policy import (
     IQLPolicy,
     IQNPolicy,
     MAPPOPolicy,
+    MDQNPolicy,
     PPOPolicy,
     QMIXPolicy,
     QRDQNPolicy,
@@ -45,6 +46,7 @@ from tests.variants import mostly_slow
 DISCRETE: list[Any] = [
     DQNPolicy,
     SQLPolicy,
+    MDQNPolicy,
     C51Policy,
     QRDQNPolicy,
     IQNPolicy,

@@ -33,6 +33,7 @@ from dmiddleware.policy import (
     IMPALAPolicy,
     IQLPolicy,
     IQNPolicy,
+    MDQNPolicy,
     PPOPolicy,
     QRDQNPolicy,
     R2D2Policy,
@@ -52,6 +53,7 @@ from tests.dmiddleware.policy.drawn_envs import Drawn
 VALUE_BASED = [
     DQNPolicy,
     SQLPolicy,
+    MDQNPolicy,
     C51Policy,
     QRDQNPolicy,
     IQNPolicy,

@@ -26,6 +26,7 @@ from dmiddleware.policy import (
     IQLPolicy,
     IQNPolicy,
     MAPPOPolicy,
+    MDQNPolicy,
     ObsNormSettings,
     Policy,
     PPOPolicy,
@@ -51,6 +52,7 @@ from tests.dmiddleware.policy import every_policy, test_qmix, test_r2d2
 PLAIN = [
     DQNPolicy,
     SQLPolicy,
+    MDQNPolicy,
     C51Policy,
     QRDQNPolicy,
     IQNPolicy,

@@ -54,6 +54,8 @@ def test_the_public_names_are_these():
         "LearnMode",
         "MAPPOPolicy",
         "MAPPOSettings",
+        "MDQNPolicy",
+        "MDQNSettings",
         "Memory",
         "ObsNorm",
         "ObsNormSettings",

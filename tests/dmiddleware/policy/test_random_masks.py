@@ -30,6 +30,7 @@ from dmiddleware.policy import (
     DiscreteSACPolicy,
     DQNPolicy,
     IQNPolicy,
+    MDQNPolicy,
     PPOPolicy,
     QRDQNPolicy,
     RainbowPolicy,
@@ -123,6 +124,7 @@ CASES = [
     Case(DQNPolicy, tempted(QNetwork), SINGLE, {"eps": 0.5}, {"double": True}),
     Case(DQNPolicy, tempted(QNetwork), SHIFTED, {"eps": 0.5}, {"double": False}),
     Case(SQLPolicy, tempted(QNetwork), SINGLE, {"eps": 0.5}, {}),
+    Case(MDQNPolicy, tempted(QNetwork), SINGLE, {"eps": 0.5}, {}),
     *(
         Case(
             C51Policy,
