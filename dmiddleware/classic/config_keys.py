@@ -37,12 +37,14 @@ _RENAMED: Final[Mapping[str, str]] = {
     "learn.alpha": "learn.bc_alpha",
     "learn.num_actions": "learn.n_actions",
     "burnin_step": "burn_in",
+    "entropy_tau": "learn.temperature",
+    "m_alpha": "learn.munchausen_weight",
 }
 """Settings that an algorithm has here under another name, with the same values."""
 
 _READ_BY_WORKERS: Final = (
     "unroll_len", "learn_unroll_len", "collect.unroll_len", "random_collect_size",
-    "learn.update_per_collect",
+    "learn.update_per_collect", "collect.model_path",
 )  # fmt: skip
 """Settings that workers and middleware read from the config of any policy."""
 
@@ -85,7 +87,6 @@ _UNUSED: Final[Mapping[str, str]] = {
     "eval.env_num": _ENV_NUM,
     "collect.collect_count": _RECORD,
     "collect.expert_data_path": _RECORD,
-    "collect.model_path": _RECORD,
     "collect.save_path": _RECORD,
     "collect.state_dict_path": _RECORD,
     "other.eps.collect": _RECORD,
