@@ -36,6 +36,7 @@ from dmiddleware.classic.config import (
 )
 from dmiddleware.classic.config_keys import CLASSIC_SECTIONS, merge_classic, split_classic
 from dmiddleware.classic.di_engine_state import is_partial
+from dmiddleware.classic.errors import UnknownAttribute
 from dmiddleware.classic.model_options import in_own_names
 from dmiddleware.classic.modes import (
     CollectMode,
@@ -608,16 +609,36 @@ class Policy(CorePolicy, Configurable):
             super().spec, **own, settings=settings, acting_state=self._state_dict_collect
         )
 
+    def predict(self, inputs: Any, **kwargs: Any) -> Any:
+        """Call ``_forward_eval`` with inputs as they are, such as a batch of a data set.
+
+        Args:
+            inputs: whatever ``_forward_eval`` takes.
+            **kwargs: its other arguments.
+
+        Returns:
+            What ``_forward_eval`` returns; no gradients are computed.
+
+        Raises:
+            PolicyError: if the field ``eval`` is not enabled.
+        """
+        self._check_call("eval", kwargs)
+        if self.model.training:
+            self.model.eval()
+        with torch.no_grad():
+            return self._forward_eval(inputs, **kwargs)
+
     def get_attribute(self, name: str) -> Any:
         """Return ``_get_<name>()``, ``_<name>`` or the property ``<name>``, whichever exists first.
 
         Raises:
-            AttributeError: if there is none of them; the nearest names are listed.
+            UnknownAttribute: if there is none of them; the nearest names are listed.
         """
         try:
             return self._get_attribute(name)
         except NotImplementedError:  # what an override in DI-engine's style raises
-            return Policy._get_attribute(self, name)
+            pass
+        return Policy._get_attribute(self, name)
 
     def set_attribute(self, name: str, value: Any) -> None:
         """Set ``_<name>``."""
@@ -633,7 +654,7 @@ class Policy(CorePolicy, Configurable):
                 return getattr(self, attribute)
         known = {own.removeprefix("_get_").removeprefix("_") for own in (*dir(self), *vars(self))}
         near = nearest(name, (own for own in known if not own.startswith("_")))
-        raise AttributeError(
+        raise UnknownAttribute(
             f"{type(self).__name__} has no attribute {name!r} (neither _get_{name}() nor _{name}); "
             f"did you mean: {', '.join(near) or 'nothing similar'}"
         )

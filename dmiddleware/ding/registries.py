@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
+from dmiddleware.classic.reward_models import REWARD_MODEL_REGISTRY
 from dmiddleware.registry import Registry
+from dmiddleware.worker.player_league import LEAGUE_REGISTRY, PLAYER_REGISTRY
 
 __all__ = [
     "ENV_REGISTRY",
@@ -71,6 +73,3 @@ class OldRegistry:
 
 ENV_REGISTRY: Final = OldRegistry("env")
 ENV_WRAPPER_REGISTRY: Final = OldRegistry("env wrapper")
-LEAGUE_REGISTRY: Final = OldRegistry("league")
-PLAYER_REGISTRY: Final = OldRegistry("player")
-REWARD_MODEL_REGISTRY: Final = OldRegistry("reward model")

@@ -23,6 +23,7 @@ from dmiddleware.classic import (
 from dmiddleware.classic.config import Configurable
 from dmiddleware.classic.logs import output_folder
 from dmiddleware.classic.modes import spec_attribute
+from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import POLICY_REGISTRY, is_update, update_outputs
 from dmiddleware.registry import import_modules
@@ -130,6 +131,7 @@ def serial_run(
     max_env_step: int = NO_LIMIT,
     *,
     model: nn.Module | None = None,
+    envs: Callable[[EasyDict, str], BaseEnvManager] = make_envs,
     show_progress: bool = True,
 ) -> Policy:
     """Train a policy in this process, as a config in the classic shape describes.
@@ -147,6 +149,8 @@ def serial_run(
         max_train_iter: most training iterations.
         max_env_step: most env steps.
         model: a module for the policy; None builds the one that ``policy.model`` describes.
+        envs: makes the envs of a role, ``"collector"`` or ``"evaluator"``, from the section
+            ``env``; by default those that ``env.id`` names.
         show_progress: whether to show steps, updates and returns on the standard error stream.
 
     Returns:
@@ -172,12 +176,12 @@ def serial_run(
         learner = stack.enter_context(create_learner(parts["learner"], policy=policy, **common))
         collector = stack.enter_context(
             create_serial_collector(
-                parts["collector"], env=make_envs(cfg.env, "collector"), policy=policy, **common
+                parts["collector"], env=envs(cfg.env, "collector"), policy=policy, **common
             )
         )
         evaluator = stack.enter_context(
             create_serial_evaluator(
-                parts["evaluator"], env=make_envs(cfg.env, "evaluator"), policy=policy, **common
+                parts["evaluator"], env=envs(cfg.env, "evaluator"), policy=policy, **common
             )
         )
         buffer = stack.enter_context(create_buffer(parts["replay_buffer"], **common))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -103,17 +103,19 @@ class SerialWorker(Closing, Configurable, ABC, Generic[M, E]):
         """The TensorBoard writer."""
         return self._writer.get()
 
-    @abstractmethod
     def _as_mode(self, policy: Any) -> M:
-        """Return the mode of a policy that the worker uses."""
+        """Return the mode of a policy that the worker uses; by default what was passed."""
+        mode: M = policy
+        return mode
 
-    @abstractmethod
     def _checked_env(self, env: Any) -> E:
-        """Return what was passed as envs, or reject it.
+        """Return what was passed as envs, or reject it; by default anything is accepted.
 
         Raises:
             ConfigError: saying what the worker takes.
         """
+        envs: E = env
+        return envs
 
     def close(self) -> None:
         """Close the envs, and the TensorBoard writer if the worker created it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dmiddleware.ding.program import remember_seed
 from dmiddleware.ding.registries import ENV_REGISTRY, ENV_WRAPPER_REGISTRY
+from dmiddleware.ding.utils.collections import *  # noqa: F403
 from dmiddleware.model import MODEL_REGISTRY
 from dmiddleware.policy import POLICY_REGISTRY
 from dmiddleware.seeding import seed_libraries

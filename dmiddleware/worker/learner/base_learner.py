@@ -316,7 +316,7 @@ class BaseLearner(Closing, Configurable):
         Raises:
             ConfigError: if ``get_data`` or the policy was not set.
         """
-        if self._get_data is None:
+        if self.get_data is None:
             raise ConfigError(
                 "set `learner.get_data` first: a function of the batch size that returns that many "
                 "callables, each of which loads one sample"
@@ -324,14 +324,17 @@ class BaseLearner(Closing, Configurable):
         self._close_loader()
         self._closing.clear()
         self._loader = PrefetchLoader(
-            self._get_data,
+            self.get_data,
             cast(Any, spec_attribute(self.policy.spec, "batch_size")),
             **self._cfg.dataloader,
         )
 
     @property
     def get_data(self) -> Callable[[int], list[Callable[[], Any]]] | None:
-        """A function of the batch size that returns that many callables; each loads one sample."""
+        """A function of the batch size that returns that many callables; each loads one sample.
+
+        A subclass may define it as a method, ``get_data(self, batch_size)``.
+        """
         return self._get_data
 
     @get_data.setter

@@ -275,6 +275,22 @@ def test_sizes_are_read_from_the_top_of_the_config_too():
 def test_an_unknown_attribute_names_near_misses(make):
     with pytest.raises(AttributeError, match=r"'batch_sise'.*did you mean: batch_size"):
         make().get_attribute("batch_sise")
+    with pytest.raises(NotImplementedError):
+        make().learn_mode.get_attribute("batch_sise")
+    with pytest.raises(NotImplementedError):
+        as_learn_mode(DQNPolicy({"model": SMALL}), user="test").get_attribute("batch_sise")
+
+
+def test_an_attribute_that_an_own_lookup_does_not_know_is_unknown_in_both_ways():
+    class OwnLookup(Learning):
+        def _get_attribute(self, name):
+            raise NotImplementedError
+
+    policy = policy_of(OwnLookup)
+    assert policy.get_attribute("train_iter") == 0
+    for error in (AttributeError, NotImplementedError):
+        with pytest.raises(error, match="did you mean"):
+            policy.learn_mode.get_attribute("train_itre")
 
 
 def test_the_modes_of_a_stock_policy_have_the_fields_of_di_engine():

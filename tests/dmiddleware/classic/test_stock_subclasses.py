@@ -294,6 +294,24 @@ def test_a_policy_is_built_for_an_env(cartpole_spaces):
     assert policy.eval_mode.forward(torch.zeros(2, 4))["action"].shape == (2,)
 
 
+@pytest.mark.parametrize("name", ["sac", "td3", "ddpg", "discrete_sac"])
+def test_eps_of_a_config_is_not_passed_to_an_algorithm_that_explores_by_itself(name, caplog):
+    model = {"obs_shape": 4, "action_shape": 2}
+    policy = create_policy({"type": name, "model": model, "other": {"eps": {"start": 0.9}}})
+    assert "other.eps" in caplog.text
+    settings = policy.command_mode.get_setting_collect({"envstep": 7})
+    assert settings == {}
+    assert policy.collect_mode.forward(torch.zeros(2, 4), **settings)["action"].shape[0] == 2
+
+
+def test_a_subclass_that_declares_eps_gets_it():
+    class Random(get_policy_cls({"type": "sac"})):
+        config = {"other": {"eps": {"type": "linear", "start": 1.0, "end": 0.0, "decay": 10}}}
+
+    policy = Random({"model": {"obs_shape": 4, "action_shape": 2}})
+    assert policy.command_mode.get_setting_collect({"envstep": 5}) == {"eps": 0.5}
+
+
 def test_a_registered_subclass_trains_in_a_serial_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     seen = []

@@ -1,8 +1,4 @@
-"""The face of ``ding.league``: players, ratings and leagues to derive from.
-
-The coordinator's commander has its own :class:`dmiddleware.worker.OneVsOneLeague`, which saves and
-continues its state.
-"""
+"""Leagues of players that choose their opponents themselves."""
 
 from __future__ import annotations
 
@@ -11,57 +7,24 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from easydict import EasyDict
 
-from dmiddleware.ding.league.metric import (
-    EloCalculator,
-    LeagueMetricEnv,
-    PlayerRating,
-    get_elo,
-    get_elo_array,
-)
-from dmiddleware.ding.league.payoff import BattleRecordDict, BattleSharedPayoff, create_payoff
-from dmiddleware.ding.league.player import (
+from dmiddleware.errors import ConfigError
+from dmiddleware.registry import Registry, import_modules
+from dmiddleware.worker.player_league.players import (
     ActivePlayer,
     HistoricalPlayer,
-    LeagueExploiter,
-    MainExploiter,
-    MainPlayer,
-    NaiveSpPlayer,
     Player,
     create_player,
-    pfsp,
-    uniform,
 )
-from dmiddleware.ding.registries import LEAGUE_REGISTRY
-from dmiddleware.errors import ConfigError
-from dmiddleware.registry import import_modules
+from dmiddleware.worker.player_league.ratings import LeagueMetricEnv
+from dmiddleware.worker.player_league.shared_payoff import create_payoff
 
-__all__ = [
-    "ActivePlayer",
-    "BaseLeague",
-    "BattleRecordDict",
-    "BattleSharedPayoff",
-    "EloCalculator",
-    "HistoricalPlayer",
-    "LeagueExploiter",
-    "LeagueMetricEnv",
-    "MainExploiter",
-    "MainPlayer",
-    "NaiveSpPlayer",
-    "OneVsOneLeague",
-    "Player",
-    "PlayerRating",
-    "create_league",
-    "create_payoff",
-    "create_player",
-    "get_elo",
-    "get_elo_array",
-    "pfsp",
-    "uniform",
-]
+__all__ = ["LEAGUE_REGISTRY", "BaseLeague", "OneVsOneLeague", "create_league"]
+
+LEAGUE_REGISTRY: Final = Registry[Any]("league")
 
 _COMMON: dict[str, Any] = {
     "player_category": ["default"],
@@ -225,7 +188,7 @@ class OneVsOneLeague(BaseLeague):
 
     config: ClassVar[dict[str, Any]] = {
         "league_type": "one_vs_one",
-        "import_names": ["ding.league"],
+        "import_names": [],
         "active_players": {"naive_sp_player": 1},
         "naive_sp_player": {
             "one_phase_step": 10,

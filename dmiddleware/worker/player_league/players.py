@@ -1,4 +1,4 @@
-"""The face of ``ding.league``'s players.
+"""Players that choose their opponents themselves.
 
 Source: Vinyals et al., "Grandmaster level in StarCraft II using multi-agent reinforcement
 learning", 2019.
@@ -7,18 +7,18 @@ learning", 2019.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dmiddleware.ding.league.metric import LeagueMetricEnv, PlayerRating
-from dmiddleware.ding.league.payoff import BattleSharedPayoff
-from dmiddleware.ding.registries import PLAYER_REGISTRY
 from dmiddleware.errors import ConfigError
-from dmiddleware.registry import import_modules
+from dmiddleware.registry import Registry, import_modules
+from dmiddleware.worker.player_league.ratings import LeagueMetricEnv, PlayerRating
+from dmiddleware.worker.player_league.shared_payoff import BattleSharedPayoff
 
 __all__ = [
+    "PLAYER_REGISTRY",
     "ActivePlayer",
     "HistoricalPlayer",
     "LeagueExploiter",
@@ -30,6 +30,8 @@ __all__ = [
     "pfsp",
     "uniform",
 ]
+
+PLAYER_REGISTRY: Final = Registry[Any]("player")
 
 
 def pfsp(win_rates: NDArray[np.float64], weighting: str) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""The face of ``ding.league.metric``: Elo and TrueSkill ratings of two players."""
+"""Elo and TrueSkill ratings of two players."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The face of ``ding.league.shared_payoff``: win rates of the players of a league."""
+"""Win rates that all players of a league share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dmiddleware.errors import RegistryError
 
 if TYPE_CHECKING:
-    from dmiddleware.ding.league.player import Player
+    from dmiddleware.worker.player_league.players import Player
 
 __all__ = ["BattleRecordDict", "BattleSharedPayoff", "create_payoff"]
 

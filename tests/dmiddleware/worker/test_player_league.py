@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from easydict import EasyDict
 
-from dmiddleware.ding import league
 from dmiddleware.errors import ConfigError, RegistryError
+from dmiddleware.worker import player_league as league
 
 CFG = EasyDict(
     one_phase_step=10,
