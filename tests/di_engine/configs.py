@@ -122,7 +122,7 @@ def _name(path: Path, checkout: Path) -> str:
 
 def _answer(path: Path, checkout: Path, writer: Connection) -> None:
     """Run one config in this process, and send what became of it."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with tempfile.TemporaryDirectory(dir=_scratch()) as folder, contextlib.chdir(folder):
         name = _name(path, checkout)
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), 1)
@@ -130,6 +130,11 @@ def _answer(path: Path, checkout: Path, writer: Connection) -> None:
                 os.dup2(nowhere.fileno(), 2)
         writer.send(_row(path, name))
     os._exit(0)
+
+
+def _scratch() -> str | None:
+    """Return a folder in memory, where there is one: a run writes checkpoints."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def _row(path: Path, name: str) -> Row:
