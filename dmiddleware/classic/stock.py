@@ -47,6 +47,10 @@ from dmiddleware.tree import Batch, Nested, Value, stack, to_device
 __all__ = ["StockPolicy", "create_policy", "get_policy_cls"]
 
 _COMMAND: Final = "_command"
+_ALIASES: Final = {
+    "cql_discrete": "discrete_cql", "dt": "decision_transformer", "sac_discrete": "discrete_sac",
+}  # fmt: skip
+"""Names of DI-engine's configs for algorithms that have another name here."""
 _ATTRIBUTES: Final = "attributes"
 _HOOKS: Final[Mapping[str, str]] = {
     "learn": "_forward_learn",
@@ -511,6 +515,8 @@ def get_policy_cls(cfg: Mapping[str, Any]) -> type[Policy]:
     name = cfg.get("type")
     if isinstance(name, str) and name.endswith(_COMMAND) and name not in POLICY_REGISTRY:
         cfg = {**cfg, "type": name.removesuffix(_COMMAND)}
+    if cfg.get("type") in _ALIASES:
+        cfg = {**cfg, "type": _ALIASES[cfg["type"]]}
     cls = get_core_cls(cfg)
     return cls if issubclass(cls, Policy) else _stock_class(cls)  # type: ignore[arg-type]  # a class is hashable
 

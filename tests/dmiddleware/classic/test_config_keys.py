@@ -20,7 +20,7 @@ def config_of(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["dqn", "c51", "rainbow", "qrdqn", "iqn", "sac", "td3", "ppo", "a2c"]
+    "name", ["dqn", "sql", "mdqn", "c51", "rainbow", "qrdqn", "iqn", "sac", "td3", "ppo", "a2c"]
 )
 def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
     cfg = {
@@ -61,6 +61,10 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
             "learn.target_noise_clip",
             0.4,
         ),
+        ("sql", {"learn": {"alpha": 0.12}}, "learn.alpha", 0.12),
+        ("sql", {"other": {"eps": {"start": 0.95}}}, "other.eps.start", 0.95),
+        ("mdqn", {"entropy_tau": 0.01}, "learn.temperature", 0.01),
+        ("mdqn", {"m_alpha": 0.8}, "learn.munchausen_weight", 0.8),
     ],
 )
 def test_settings_get_the_names_that_they_have_here(name, given, path, value, caplog):
@@ -78,9 +82,14 @@ def test_a_setting_under_its_own_name_wins():
 
 def test_workers_find_what_they_read_in_the_config_of_any_policy():
     for name in ("sac", "td3", "dqn"):
-        cfg = {**config_of(name), "random_collect_size": 7, "collect": {"unroll_len": 3}}
+        cfg = {
+            **config_of(name),
+            "random_collect_size": 7,
+            "collect": {"unroll_len": 3, "model_path": "expert.pth.tar"},
+        }
         found = create_policy(cfg).cfg
         assert (found.random_collect_size, found.collect.unroll_len) == (7, 3)
+        assert found.collect.model_path == "expert.pth.tar"
 
 
 @pytest.mark.parametrize(

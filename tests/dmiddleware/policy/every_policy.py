@@ -23,6 +23,7 @@ from dmiddleware.policy import (
     IQLPolicy,
     IQNPolicy,
     MAPPOPolicy,
+    MDQNPolicy,
     PPOPolicy,
     QMIXPolicy,
     QRDQNPolicy,
@@ -30,6 +31,7 @@ from dmiddleware.policy import (
     RainbowPolicy,
     RecurrentPPOPolicy,
     SACPolicy,
+    SQLPolicy,
     TD3BCPolicy,
     TD3Policy,
     TQCPolicy,
@@ -43,6 +45,8 @@ from tests.variants import mostly_slow
 
 DISCRETE: list[Any] = [
     DQNPolicy,
+    SQLPolicy,
+    MDQNPolicy,
     C51Policy,
     QRDQNPolicy,
     IQNPolicy,

@@ -30,9 +30,11 @@ from dmiddleware.policy import (
     DiscreteSACPolicy,
     DQNPolicy,
     IQNPolicy,
+    MDQNPolicy,
     PPOPolicy,
     QRDQNPolicy,
     RainbowPolicy,
+    SQLPolicy,
 )
 
 N_ROWS, N_ACTIONS, N_FEATURES = 10_000, 6, 3
@@ -121,6 +123,8 @@ DIVERGENCE = 1.5
 CASES = [
     Case(DQNPolicy, tempted(QNetwork), SINGLE, {"eps": 0.5}, {"double": True}),
     Case(DQNPolicy, tempted(QNetwork), SHIFTED, {"eps": 0.5}, {"double": False}),
+    Case(SQLPolicy, tempted(QNetwork), SINGLE, {"eps": 0.5}, {}),
+    Case(MDQNPolicy, tempted(QNetwork), SINGLE, {"eps": 0.5}, {}),
     *(
         Case(
             C51Policy,
