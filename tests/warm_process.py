@@ -34,17 +34,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
+import torch
+
+from dmiddleware.seeding import seed_libraries
+
 __all__ = ["NewProcess", "WarmProcess", "main", "run_warm", "warm_up"]
 
 _IMPORTS: Final = (
-    *("torch", "gymnasium", "middleware", "tyro"),
+    *("gymnasium", "middleware", "tyro"),
     *("dmiddleware.launch.cli", "dmiddleware.launch.launcher", "dmiddleware.launch.run"),
-    *("dmiddleware.launch.run_process", "dmiddleware.env.subprocess.worker", "dmiddleware.seeding"),
+    *("dmiddleware.launch.run_process", "dmiddleware.env.subprocess.worker"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg"),
 )
 _START: Final = "from tests.warm_process import main; main()"
 _ROOT: Final = Path(__file__).parents[1]
-_READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "OMP_", "MKL_", "TORCH", "CUDA")
+_READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "MKL_", "TORCH", "CUDA")
 _IS_READ_LATER: Final = ("PYTHONPATH",)
 _LONGEST: Final = 1 << 17
 _MOST_FILES: Final = 200
@@ -328,12 +332,14 @@ def _become(request: _Request, files: list[int]) -> NoReturn:
     os.environ.update(request.env)
     os.chdir(request.cwd)
     tempfile.tempdir = None
+    if n_threads := request.env.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(n_threads))
     for stream in (sys.stdout, sys.stderr):
         if os.isatty(stream.fileno()):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if request.ignores_warnings:
         warnings.simplefilter("ignore")
-    importlib.import_module("dmiddleware.seeding").seed_libraries(secrets.randbits(32))
+    seed_libraries(secrets.randbits(32))
     _end(*_run(request))
 
 
