@@ -135,7 +135,7 @@ class C51Policy(QLearningPolicy):
     ) -> None:
         """Refuse an env whose returns the default of ``v_min`` or ``v_max`` cannot hold.
 
-        A learner calls it with the first rewards. It does nothing for a limit that was set.
+        A learner calls it with the first rewards. A limit that was set stays as it is.
 
         Args:
             returns: ``[N]`` float, discounted sums of consecutive rewards of an episode.
