@@ -15,7 +15,12 @@ __all__ = ["in_own_names"]
 
 _OURS: Final = "dmiddleware."
 
-_RENAMED: Final = {"num_quantiles": "n_quantiles", "n_atom": "n_atoms", "agent_num": "n_agent"}
+_RENAMED: Final = {
+    "num_quantiles": "n_quantiles",
+    "quantile_embedding_size": "n_cosines",
+    "n_atom": "n_atoms",
+    "agent_num": "n_agent",
+}
 
 _SIZES: Final = (
     # A layer in front of the head belongs to the head here.

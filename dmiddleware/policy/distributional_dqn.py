@@ -208,7 +208,8 @@ class QuantilePolicy(QLearningPolicy):
         target = self.td_target(batch, next_value)
         quantiles = taken_rows(output["quantiles"], action)
         losses = quantile_huber_loss(quantiles, target, tau=output.get("tau"))
-        value, target_value = quantiles.detach().mean(-1), target.mean(-1)
+        value = self.mean_of(quantiles.detach(), output)
+        target_value = self.mean_of(target, output)
         error = (target_value - value).abs()
         logged = {
             "q_value": value.mean(),
@@ -216,6 +217,15 @@ class QuantilePolicy(QLearningPolicy):
             "td_error": error.mean(),
         }
         return weighted_mean(losses, batch.get("weight")), error, logged
+
+    def mean_of(self, quantiles: torch.Tensor, output: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return ``[B]``, the means of distributions with quantiles ``[B, N]``.
+
+        Args:
+            quantiles: of the online network, or of the target.
+            output: of the online network.
+        """
+        return quantiles.mean(-1)
 
 
 class QRDQNSettings(QLearningSettings):
