@@ -36,6 +36,8 @@ _RENAMED: Final[Mapping[str, str]] = {
     "learn.ce_label_smooth": "learn.label_smoothing",
     "learn.alpha": "learn.bc_alpha",
     "learn.num_actions": "learn.n_actions",
+    "learn.learning_rate_quantile": "learn.learning_rate",
+    "learn.ent_coef": "learn.entropy_weight",
     "burnin_step": "burn_in",
     "entropy_tau": "learn.temperature",
     "m_alpha": "learn.munchausen_weight",
