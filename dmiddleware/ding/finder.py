@@ -35,6 +35,10 @@ _FACES: Final[Mapping[str, str]] = {
 }
 """The packages that this door serves, and where their faces are."""
 
+_MOVED: Final = "pettingzoo.mpe"
+_MOVED_TO: Final = "mpe2"
+"""PettingZoo's particle envs, which are a package of their own today."""
+
 _ABOUT: Final = "dmiddleware.ding.about"
 """The face of ``ding`` itself."""
 
@@ -125,6 +129,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         root, _, rest = fullname.partition(".")
         if root == "dizoo":
             return _with_old_numbers(importlib.machinery.PathFinder.find_spec(fullname, path))
+        if fullname.startswith(_MOVED):
+            moved = fullname.replace(_MOVED, _MOVED_TO, 1)
+            return _view(fullname, moved) if _exists(moved) else None
         if root not in _FACES:
             return None
         if fullname in MODULE_NAMES or (root != "ding" and not rest):
