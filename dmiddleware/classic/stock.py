@@ -284,8 +284,7 @@ class StockPolicy(CommandModePolicy):
 
     def _get_setting_collect(self, command_info: dict[str, Any]) -> dict[str, Any]:
         """Return the ε of the algorithm's schedule, if it has one."""
-        has_eps = "eps" in entries_of(type(self)).get("other", {})
-        eps = self.cfg.other.eps if has_eps else None
+        eps = self.cfg.other.eps if self._declares_eps() else None
         return command_mode_of(eps).get_setting_collect(command_info)
 
     # What others call.
@@ -300,6 +299,8 @@ class StockPolicy(CommandModePolicy):
         counts = {
             name: self.get_attribute(name) for name in ("batch_size", "n_sample", "n_episode")
         }
+        if not self._declares_eps():
+            counts["eps"] = None  # one in the config is not passed on
         return dataclasses.replace(
             stock,
             kind=stock.kind if "core" in vars(type(self)) else type(self),
@@ -482,6 +483,10 @@ class StockPolicy(CommandModePolicy):
                         f"{type(self).__name__} sets {name}={value!r:.100}, which the stock "
                         f"{hook} does not read; write {hook} too, or set it in the config"
                     )
+
+    @classmethod
+    def _declares_eps(cls) -> bool:
+        return "eps" in entries_of(cls).get("other", {})
 
     def _own_states(self) -> dict[str, Any]:
         """Return the attributes that a subclass has set and that have a state, by name."""

@@ -152,8 +152,16 @@ def test_importance_weights_can_be_ignored(weighted, transitions):
             {"encoder_hidden_size_list": [8, 6], "head_layer_num": 2},
             {"encoder_hidden_sizes": [8, 6], "head_hidden_sizes": [6, 6]},
         ),
-        ("rainbow", {}, {"encoder_hidden_sizes": [128, 128, 64], "head_hidden_sizes": [64]}),
-        ("qrdqn", {"encoder_hidden_sizes": [8]}, {"encoder_hidden_sizes": [8]}),
+        (
+            "rainbow",
+            {"encoder_hidden_size_list": [8]},
+            {"encoder_hidden_sizes": [8], "head_hidden_sizes": [8]},
+        ),
+        (
+            "qrdqn",
+            {"encoder_hidden_size_list": [8], "head_hidden_size": 5},
+            {"encoder_hidden_sizes": [8], "head_hidden_sizes": [5]},
+        ),
         ("c51", {"n_atom": 11}, {"n_atoms": 11}),
         ("qrdqn", {"num_quantiles": 5}, {"n_quantiles": 5}),
         ("fqf", {"num_quantiles": 5, "quantile_embedding_size": 8},
