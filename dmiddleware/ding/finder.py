@@ -188,8 +188,18 @@ def _with_old_numbers(
 _FINDER: Final = _Finder()
 
 
-def open_door() -> None:
-    """Serve ``ding``, ``ditk`` and ``gym`` in this process from now on; twice is once."""
+def open_door(folder: str | Path | None = None) -> None:
+    """Serve ``ding``, ``ditk`` and ``gym`` in this process from now on; twice is once.
+
+    Args:
+        folder: where the program is. If that is in a checkout of DI-engine, ``dizoo`` and the rest
+            of the checkout can be imported, too, after all that is on the import path already.
+    """
+    path = None if folder is None else Path(folder).resolve()
+    for place in () if path is None else (path, *path.parents):
+        if (place / "dizoo").is_dir():
+            sys.path += [] if str(place) in sys.path else [str(place)]
+            break
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
         add_first_import(__package__)

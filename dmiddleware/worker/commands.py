@@ -100,8 +100,7 @@ def _read(config: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if name.partition(".")[0] not in ("ding", "ditk", "dizoo", "gym"):
             raise
     # By its name, because nothing else may depend on it.
-    door = importlib.import_module("dmiddleware.ding.command")
-    door.open_door_for(config)
+    importlib.import_module("dmiddleware.ding").open_door(config.parent)
     return read_config(config)
 
 
