@@ -13,20 +13,22 @@ from typing import Final
 
 import click
 
-from dmiddleware.ding.finder import NotHere
+from dmiddleware.ding.finder import NotHere, open_door
 from dmiddleware.errors import ConfigError
 
-__all__ = ["ding_command", "run_file", "run_module", "search_checkout"]
+__all__ = ["ding_command", "open_door_for", "run_file", "run_module"]
 
 _RUNNERS: Final = (__file__, runpy.__file__, "<frozen runpy>")
 """Files whose frames a program that ``python`` runs would not have in its tracebacks."""
 
 
-def search_checkout(file: Path) -> None:
-    """Let ``dizoo`` be imported from the checkout of DI-engine that a file is in, if it is in one.
+def open_door_for(file: Path) -> None:
+    """Let the code of a file import ``ding``, ``ditk`` and the old ``gym``.
 
-    What is on the import path already comes first.
+    If the file is in a checkout of DI-engine, the code can import ``dizoo`` and the rest of the
+    checkout, too, after all that is on the import path already.
     """
+    open_door()
     for folder in file.resolve().parents:
         if (folder / "dizoo").is_dir():
             sys.path.append(str(folder))
@@ -52,7 +54,7 @@ def run_file(file: Path, arguments: Sequence[str]) -> None:
     sys.modules["__main__"] = main
     sys.argv[:] = [str(file), *arguments]
     _search_first(str(file.resolve().parent))
-    search_checkout(file)
+    open_door_for(file)
     exec(code, main.__dict__)
 
 
@@ -63,6 +65,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
         ConfigError: if there is no such module.
         BaseException: what the program raises.
     """
+    open_door()
     _search_first(str(Path.cwd()))
     sys.argv[1:] = arguments
     try:
@@ -85,7 +88,7 @@ def _compiled(file: Path) -> CodeType:
     try:
         return compile(file.read_bytes(), str(file.absolute()), "exec", dont_inherit=True)
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {file}") from None
+        raise ConfigError(f"found no file {file}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     except (SyntaxError, ValueError) as error:

@@ -14,7 +14,7 @@ from dmiddleware.worker import compile_config as core_compile_config
 from dmiddleware.worker import read_config
 from dmiddleware.worker.env_config import ENV_KEYS
 
-__all__ = ["compile_config", "read_config"]
+__all__ = ["compile_config", "read_config", "with_own_envs"]
 
 REFUSED: Final[Mapping[str, str]] = {
     "parallel_transform": "ditask places the processes",
@@ -73,10 +73,7 @@ def compile_config(
     create = copy.deepcopy(create)
     if policy is not None:
         create["policy"] = {"type": policy}
-    env = {name: value for name, value in main.get("env", {}).items() if name in ENV_KEYS}
-    # The program makes its envs itself, from the whole section.
-    main["env"] = {**env, "id": "the program's own"}
-    compiled = core_compile_config(main, create, seed=seed, save=False)
+    compiled = core_compile_config(with_own_envs(main), create, seed=seed, save=False)
     result = EasyDict(_with_missing(compiled, copy.deepcopy(dict(cfg))))
     result.seed = seed
     result.policy.collect.setdefault("unroll_len", 1)
@@ -85,6 +82,12 @@ def compile_config(
         run_folder(result.exp_name).save_config(result)
         result.exp_name = str(run_folder(result.exp_name).path)
     return result
+
+
+def with_own_envs(main: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config for a program that makes its envs itself, from the whole section ``env``."""
+    env = {name: value for name, value in main.get("env", {}).items() if name in ENV_KEYS}
+    return {**main, "env": {**env, "id": "the program's own"}}
 
 
 def _with_missing(compiled: Any, given: Any) -> Any:

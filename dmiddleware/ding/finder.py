@@ -43,6 +43,26 @@ class NotHere(DMiddlewareError, ImportError):
     """A name of DI-engine that this project does not have."""
 
 
+class _ViewModule(ModuleType):
+    """A module whose names hide its modules of the same name, such as ``ding.rl_utils.gae``."""
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        # So the import system puts a module that it has loaded into its parent.
+        if isinstance(value, ModuleType) and self._has(key):
+            return
+        super().__setattr__(key, value)
+
+    def _has(self, key: str) -> bool:
+        try:
+            return not isinstance(getattr(self, key), ModuleType)
+        except AttributeError:
+            return False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let functions that name the module be sent to other processes."""
+        return importlib.import_module, (self.__name__,)
+
+
 class _View(importlib.abc.Loader):
     """Loads a module that looks each name up in a face."""
 
@@ -50,7 +70,7 @@ class _View(importlib.abc.Loader):
         self._face = face
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return None
+        return _ViewModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         face, name = importlib.import_module(self._face), module.__name__

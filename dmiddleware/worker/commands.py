@@ -101,7 +101,7 @@ def _read(config: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             raise
     # By its name, because nothing else may depend on it.
     door = importlib.import_module("dmiddleware.ding.command")
-    door.search_checkout(config)
+    door.open_door_for(config)
     return read_config(config)
 
 

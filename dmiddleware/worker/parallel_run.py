@@ -94,7 +94,7 @@ def classic_run(
             ``coordinator``, ``collector`` and ``learner``.
         seed: the seed of envs, policies and buffers. Two runs differ all the same, because the
             processes run at their own pace.
-        create: what to create; see :func:`compile_config`.
+        create: what to create; see :func:`compile_config`. None: ``main`` has it.
 
     Returns:
         Whether the commander has ended the training because it has reached its goal; None in the

@@ -122,14 +122,19 @@ def _name(path: Path, checkout: Path) -> str:
 
 def _answer(path: Path, checkout: Path, writer: Connection) -> None:
     """Run one config in this process, and send what became of it."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with tempfile.TemporaryDirectory(dir=_scratch()) as folder, contextlib.chdir(folder):
         name = _name(path, checkout)
-        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             if "CONFIGS_SHOW" not in os.environ:
                 os.dup2(nowhere.fileno(), 2)
         writer.send(_row(path, name))
     os._exit(0)
+
+
+def _scratch() -> str | None:
+    """Return a folder in memory, where there is one: a run writes checkpoints."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def _row(path: Path, name: str) -> Row:
@@ -146,7 +151,7 @@ def _row(path: Path, name: str) -> Row:
             _run(main, create, _mode(path))
     except DMiddlewareError as error:
         return Row(name, group, "refused", " ".join(str(error).split()))
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 (whatever it is, it is the row's reason)
         stream = io.StringIO()
         traceback.print_exc(file=stream)
         if "CONFIGS_SHOW" in os.environ:

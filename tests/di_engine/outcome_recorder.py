@@ -13,6 +13,16 @@ from pathlib import Path
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Read ``parametrize("weight, ", [...])`` as pytest did before version 9."""
+    markers = metafunc.definition.own_markers
+    for i, mark in enumerate(markers):
+        if mark.name == "parametrize" and isinstance(mark.args[0], str):
+            names = mark.args[0].strip(", ")
+            markers[i] = pytest.mark.parametrize(names, *mark.args[1:], **mark.kwargs).mark
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or not report.passed:
         _write(report)

@@ -134,13 +134,16 @@ def test_a_run_continues_without_a_node_that_is_not_the_learner() -> None:
 
 
 def test_a_run_whose_nodes_all_fail_before_they_have_a_role_fails() -> None:
-    code, text = supervise((1.0, [*fails(0), *fails(1), *fails(2)]))
+    code, text = supervise((1.0, fails(0)), (1.0, fails(1)), (1.0, fails(2)))
     assert code == 1
     assert "the run failed: node 0 failed: ValueError: bad" in text
 
 
 def test_a_run_is_over_for_a_restarted_node_once_the_learner_has_finished() -> None:
-    done = [Reported(0, NodeStatus(phase="finished", step=9, roles=("learner",))), Ended(0, 0)]
+    done: list[HostEvent] = [
+        Reported(0, NodeStatus(phase="finished", step=9, roles=("learner",))),
+        Ended(0, 0),
+    ]
     late: list[HostEvent] = [*done, *fails(2, "collector"), *finished(1)]
     code, text = supervise((1.0, REVERSED), (9.0, late), on_failure="restart")
     assert code == 0

@@ -30,15 +30,18 @@ from dmiddleware.policy import (
     DecisionTransformerPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    FQFPolicy,
     IMPALAPolicy,
     IQLPolicy,
     IQNPolicy,
+    MDQNPolicy,
     PPOPolicy,
     QRDQNPolicy,
     R2D2Policy,
     RainbowPolicy,
     RecurrentPPOPolicy,
     SACPolicy,
+    SQLPolicy,
     TD3BCPolicy,
     TD3Policy,
     TQCPolicy,
@@ -48,7 +51,17 @@ from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.settings import plain_values
 from tests.dmiddleware.policy.drawn_envs import Drawn
 
-VALUE_BASED = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy, R2D2Policy]
+VALUE_BASED = [
+    DQNPolicy,
+    SQLPolicy,
+    MDQNPolicy,
+    C51Policy,
+    QRDQNPolicy,
+    IQNPolicy,
+    FQFPolicy,
+    RainbowPolicy,
+    R2D2Policy,
+]
 DISCRETE = [*VALUE_BASED, DiscreteSACPolicy]
 CONTINUOUS = [
     SACPolicy,

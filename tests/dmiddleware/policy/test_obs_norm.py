@@ -21,11 +21,13 @@ from dmiddleware.policy import (
     DecisionTransformerPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    FQFPolicy,
     IMPALAPolicy,
     IPPOPolicy,
     IQLPolicy,
     IQNPolicy,
     MAPPOPolicy,
+    MDQNPolicy,
     ObsNormSettings,
     Policy,
     PPOPolicy,
@@ -35,6 +37,7 @@ from dmiddleware.policy import (
     RainbowPolicy,
     RecurrentPPOPolicy,
     SACPolicy,
+    SQLPolicy,
     TD3BCPolicy,
     TD3Policy,
     TDPolicy,
@@ -47,7 +50,17 @@ from dmiddleware.tree import leaves
 from middleware.advantage import AdvantageEstimator
 from tests.dmiddleware.policy import every_policy, test_qmix, test_r2d2
 
-PLAIN = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy, DiscreteSACPolicy]
+PLAIN = [
+    DQNPolicy,
+    SQLPolicy,
+    MDQNPolicy,
+    C51Policy,
+    QRDQNPolicy,
+    IQNPolicy,
+    FQFPolicy,
+    RainbowPolicy,
+    DiscreteSACPolicy,
+]
 CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, TD3Policy]
 OFFLINE = [CQLPolicy, TD3BCPolicy]
 TEAMS = [VDNPolicy, QMIXPolicy]
