@@ -188,7 +188,7 @@ def _is_off(value: Any) -> bool:
     return not value or (isinstance(value, Mapping) and not value.get("use_norm", True))
 
 
-def name_env(env: MutableMapping[str, Any]) -> None:
+def name_env(env: dict[str, Any]) -> None:
     """Give an env's config the keys ``id`` and ``mode``, from the classic ones if need be.
 
     Raises:
