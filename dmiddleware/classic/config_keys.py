@@ -36,6 +36,8 @@ _RENAMED: Final[Mapping[str, str]] = {
     "learn.ce_label_smooth": "learn.label_smoothing",
     "learn.alpha": "learn.bc_alpha",
     "learn.num_actions": "learn.n_actions",
+    "learn.learning_rate_quantile": "learn.learning_rate",
+    "learn.ent_coef": "learn.entropy_weight",
     "burnin_step": "burn_in",
     "entropy_tau": "learn.temperature",
     "m_alpha": "learn.munchausen_weight",
@@ -47,6 +49,13 @@ _READ_BY_WORKERS: Final = (
     "learn.update_per_collect", "collect.model_path",
 )  # fmt: skip
 """Settings that workers and middleware read from the config of any policy."""
+
+_SIZES: Final = (
+    ("batch_size", "learn.batch_size"),
+    ("n_sample", "collect.n_sample"),
+    ("n_episode", "collect.n_episode"),
+)
+"""Settings that workers read from either place, of a policy that declares them at neither."""
 
 _TRAIN_FROM_DATA: Final = "serial_run plays; learn from data with offline_run, or in a chain"
 _ENV_NUM: Final = "env.collector_env_num and env.evaluator_env_num count"
@@ -64,6 +73,7 @@ _UNUSED: Final[Mapping[str, str]] = {
     "continuous": "the model and the environment's space say what actions are",
     "command": "command modes have no settings",
     "other.eps": "this algorithm explores by itself",
+    "other.her": "goals are relabeled by what the program builds, such as HindsightReplay",
     "kappa": "the Huber loss changes at 1",
     "learn.kappa": "the Huber loss changes at 1",
     "learn.multi_gpu": "set multi_gpu",
@@ -151,8 +161,10 @@ def split_classic(
         # What they mean is in learn.target_noise and learn.target_noise_clip now.
         for path in ("learn.noise", "learn.noise_range"):
             _pop(cfg, path)
+    sizes = [places for places in _SIZES if all(_find(entries, at) is _ABSENT for at in places)]
+    read = (*_READ_BY_WORKERS, *(place for places in sizes for place in places))
     reasons = {**_UNUSED, **UNUSED_BY.get(owner, {})}
-    others = _take(cfg, (*_READ_BY_WORKERS, *reasons), entries)
+    others = _take(cfg, (*read, *reasons), entries)
     unused = [
         f"{path} ({why})" for path, why in reasons.items() if _find(others, path) is not _ABSENT
     ]

@@ -18,6 +18,7 @@ _OURS: Final = "dmiddleware."
 
 _RENAMED: Final = {
     "num_quantiles": "n_quantiles", "n_atom": "n_atoms", "agent_num": "n_agent",
+    "quantile_embedding_size": "n_cosines",
     "state_dim": "obs_shape", "act_dim": "action_shape", "h_dim": "embed_size",
     "context_len": "context_length", "n_blocks": "n_layers", "drop_p": "dropout",
 }  # fmt: skip

@@ -37,6 +37,7 @@ from dmiddleware.classic.config import (
 from dmiddleware.classic.config_keys import CLASSIC_SECTIONS, merge_classic, split_classic
 from dmiddleware.classic.di_engine_state import is_partial
 from dmiddleware.classic.errors import UnknownAttribute
+from dmiddleware.classic.import_names import import_named
 from dmiddleware.classic.model_options import in_own_names
 from dmiddleware.classic.modes import (
     CollectMode,
@@ -66,7 +67,7 @@ from dmiddleware.policy.policy import Policy as CorePolicy
 from dmiddleware.policy.policy_settings import PolicySettings
 from dmiddleware.policy.state import entry_of, load_model_state, model_state
 from dmiddleware.policy.update import check_columns, non_finite_error
-from dmiddleware.registry import import_modules, nearest
+from dmiddleware.registry import nearest
 from dmiddleware.schedule import Schedule
 from dmiddleware.tree import Batch, Nested, Value, as_tree, index_rows, to_device
 
@@ -338,7 +339,12 @@ class Policy(CorePolicy, Configurable):
 
     @classmethod
     def _checked_settings(cls, cfg: Any) -> Any:
-        return cls.merged_config(cfg)
+        """Return the merged config, without CUDA where there is none, as in DI-engine."""
+        merged = cls.merged_config(cfg)
+        if merged.cuda and not torch.cuda.is_available():
+            _log.warning("%s: cuda=True has no effect, because torch finds no CUDA", cls.__name__)
+            merged.cuda = False
+        return merged
 
     def _schedules(self) -> dict[str, Schedule]:
         found = {}
@@ -969,7 +975,7 @@ class Policy(CorePolicy, Configurable):
         if "type" not in options:
             name, imports = self.default_model()
             options |= {"type": name, "import_names": imports}
-        import_modules(options.get("import_names", ()))
+        import_named(options.pop("import_names", ()))
         return create_model(in_own_names(options, options["type"]))
 
     def _build_model(self, model: nn.Module | None) -> nn.Module:

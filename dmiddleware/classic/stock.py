@@ -19,6 +19,7 @@ from dmiddleware.classic.collate import split_outputs
 from dmiddleware.classic.config import entries_of, update_entries
 from dmiddleware.classic.config_keys import merge_classic, split_classic
 from dmiddleware.classic.di_engine_state import is_partial
+from dmiddleware.classic.import_names import import_named, without_di_engine
 from dmiddleware.classic.model_options import in_own_names
 from dmiddleware.classic.model_wrappers import ArgmaxModel, TargetModel, WrappedModel
 from dmiddleware.classic.modes import (
@@ -41,7 +42,6 @@ from dmiddleware.policy.component import load_optimizer_state, optimizer_state
 from dmiddleware.policy.modes import Mode, PolicySpec
 from dmiddleware.policy.obs_norm import ObsNorm
 from dmiddleware.policy.state import entry_of, load_model_state, model_state
-from dmiddleware.registry import import_modules
 from dmiddleware.tree import Batch, Nested, Value, stack, to_device
 
 __all__ = ["StockPolicy", "create_policy", "get_policy_cls"]
@@ -171,7 +171,7 @@ class StockPolicy(CommandModePolicy):
         if not modes:
             self._build_without_model(cfg)
             return
-        self.cfg = self.merged_config(cfg)
+        self.cfg = self._checked_settings(cfg)
         settings = settings_from(self.core, self.cfg)
         network: nn.Module | None = self._create_model(self.cfg, model)
         if network is None:
@@ -422,7 +422,9 @@ class StockPolicy(CommandModePolicy):
         name, imports = self.default_model()
         if name != self.core.model_type or imports:
             options = {"type": name, "import_names": imports, **options}
-        import_modules(options.get("import_names", ()))
+        if "import_names" in options:
+            options = {**options, "import_names": without_di_engine(options["import_names"])}
+            import_named(options["import_names"])
         return in_own_names(options, name)
 
     def _take_inputs_of_hooks(self) -> None:
@@ -508,7 +510,8 @@ def get_policy_cls(cfg: Mapping[str, Any]) -> type[Policy]:
         ConfigError: if ``cfg`` has no ``type``.
         RegistryError: if the name is not registered; the nearest names are listed.
     """
-    import_modules(cfg.get("import_names", ()))
+    import_named(cfg.get("import_names"))
+    cfg = {key: value for key, value in cfg.items() if key != "import_names"}
     name = cfg.get("type")
     if isinstance(name, str) and name.endswith(_COMMAND) and name not in POLICY_REGISTRY:
         cfg = {**cfg, "type": name.removesuffix(_COMMAND)}

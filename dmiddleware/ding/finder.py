@@ -58,6 +58,10 @@ class _ViewModule(ModuleType):
         except AttributeError:
             return False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let functions that name the module be sent to other processes."""
+        return importlib.import_module, (self.__name__,)
+
 
 class _View(importlib.abc.Loader):
     """Loads a module that looks each name up in a face."""

@@ -27,6 +27,7 @@ from dmiddleware.model.model_registry import MODEL_REGISTRY, create_model
 from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import (
     CategoricalQNetwork,
+    FractionQuantileQNetwork,
     ImplicitQuantileQNetwork,
     QNetwork,
     QuantileQNetwork,
@@ -63,6 +64,7 @@ __all__ = [
     "CategoricalQNetwork",
     "QuantileQNetwork",
     "ImplicitQuantileQNetwork",
+    "FractionQuantileQNetwork",
     "Actor",
     "ActorCritic",
     "ActorQ",

@@ -26,6 +26,7 @@ from dmiddleware.policy.decision_transformer import (
 from dmiddleware.policy.discrete_sac import DiscreteSACPolicy, DiscreteSACSettings
 from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings, QRDQNPolicy, QRDQNSettings
 from dmiddleware.policy.dqn import DQNPolicy, DQNSettings
+from dmiddleware.policy.fqf import FQFPolicy, FQFSettings
 from dmiddleware.policy.impala import IMPALAPolicy, IMPALASettings
 from dmiddleware.policy.iql import IQLPolicy, IQLSettings
 from dmiddleware.policy.iqn import IQNPolicy, IQNSettings
@@ -121,6 +122,8 @@ __all__ = [
     "QRDQNSettings",
     "IQNPolicy",
     "IQNSettings",
+    "FQFPolicy",
+    "FQFSettings",
     "RainbowPolicy",
     "RainbowSettings",
     "R2D2Policy",

@@ -38,7 +38,7 @@ class LargestReturn(nn.Module):
         self.register_buffer("value", torch.tensor(-math.inf))
 
     def add(self, ret: torch.Tensor, counts: torch.Tensor) -> None:
-        """Take the returns ``[…]`` where ``counts``; those that are not finite are ignored."""
+        """Take the returns ``[…]`` where ``counts``; values that are not finite are ignored."""
         largest = ret.masked_fill(~counts | ~ret.isfinite(), -math.inf).amax()
         self.value.copy_(torch.maximum(self.value, largest))
 

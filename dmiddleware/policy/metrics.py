@@ -86,6 +86,12 @@ _METRICS: Final = (
         "from minus `munchausen_weight` times `munchausen_clip` to 0; rises",
     ),
     Metric(
+        "fraction_entropy",
+        "nat",
+        "the mean entropy of the widths that FQF proposes",
+        "starts at the logarithm of `model.n_quantiles`; near 0, lower `learning_rate_fraction`",
+    ),
+    Metric(
         "entropy",
         "nat",
         "the mean entropy of the policy; of SAC, minus the log-density of its actions",

@@ -116,8 +116,8 @@ def checked_mode(mode: str | None, main: Mapping[str, Any], data: str | None = N
     Raises:
         ConfigError: if the mode is not here, saying what to use instead.
     """
+    if mode is None:
+        return "serial_offline" if data is not None or names_data(main) else "serial"
     if mode in _ELSEWHERE:
         raise ConfigError(f"the mode {mode} of DI-engine is not here; {_ELSEWHERE[mode]}")
-    if mode is not None:
-        return mode
-    return "serial_offline" if data is not None or names_data(main) else "serial"
+    return mode

@@ -22,12 +22,12 @@ from dmiddleware.classic import (
     get_policy_cls,
 )
 from dmiddleware.classic.config import Configurable
+from dmiddleware.classic.import_names import import_named
 from dmiddleware.classic.logs import output_folder
 from dmiddleware.classic.modes import spec_attribute
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import POLICY_REGISTRY, is_update, update_outputs
-from dmiddleware.registry import import_modules
 from dmiddleware.seeding import derive_seed, seed_libraries
 from dmiddleware.settings import plain_values
 from dmiddleware.tensorboard import TensorboardWriter
@@ -46,7 +46,9 @@ from dmiddleware.worker.env_config import (
     drop_missing_modules,
     make_envs,
     name_env,
+    refuse_absent,
     take_normalization,
+    take_unused,
 )
 from dmiddleware.worker.evaluator import create_serial_evaluator, get_serial_evaluator_cls
 from dmiddleware.worker.learner import LEARNER_REGISTRY, BaseLearner, create_learner
@@ -115,13 +117,37 @@ def compile_config(
     _share_priorities(cfg)
     for part, (path, _) in _PARTS.items():
         section = _section(cfg, path)
-        section.update(_merged(_class_of(part, section, cfg), section, derive_seed(seed, part)))
+        build = _class_of(part, section, cfg)
+        unused = take_unused(part, section, _options_of(build, section))
+        section.update({**_merged(build, section, derive_seed(seed, part)), **unused})
     cfg["policy"] = _merged(get_policy_cls(cfg["policy"]), cfg["policy"], seed)
     if save:
         file = output_folder(cfg["exp_name"]) / "total_config.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(yaml.safe_dump(plain_values(cfg), sort_keys=False), encoding="utf-8")
     return EasyDict(cfg)
+
+
+def check_parts(main: Mapping[str, Any]) -> None:
+    """Check the learner of a main config, and the policy and the collector if it names them.
+
+    Raises:
+        ConfigError: for an unknown key, with the nearest known one, a wrong type or a value out of
+            range.
+        RegistryError: for an unknown ``type``; the nearest names are listed.
+    """
+    cfg: dict[str, Any] = _copied({"policy": {}, **main})
+    learner = {"type": _PARTS["learner"][1], **section_of(cfg, "learner")}
+    collector, policy = section_of(cfg, "collector"), cfg["policy"]
+    for part, section in (("learner", learner), ("collector", collector)):
+        if "type" in section:
+            _merged(_class_of(part, section, cfg), _without_name(section), 0)
+    if "type" in policy:
+        _merged(get_policy_cls(policy), policy, 0)
+
+
+def _without_name(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key != "exp_name"}
 
 
 def serial_run(
@@ -338,6 +364,7 @@ def _with_types(main: Mapping[str, Any], create: Mapping[str, Any]) -> dict[str,
     places = {name: path for name, (path, _) in _PARTS.items()}
     places |= {"policy": "policy", "env": "env", "env_manager": "env.manager"}
     for name, part in create.items():
+        refuse_absent({name: part}, "create.")
         if name not in places:
             raise ConfigError(
                 f"create has the unknown key {name!r}; known are {', '.join(sorted(places))}"
@@ -397,7 +424,7 @@ def _class_of(part: str, section: Mapping[str, Any], cfg: Mapping[str, Any]) -> 
     if part == "learner":
         return get_worker_cls(LEARNER_REGISTRY, section, "a learner")
     if part == "collector":
-        import_modules(section.get("import_names", ()))
+        import_named(section.get("import_names"))
         is_parallel = section["type"] in PARALLEL_COLLECTOR_REGISTRY
         return (get_parallel_collector_cls if is_parallel else get_serial_collector_cls)(section)
     if part == "evaluator":

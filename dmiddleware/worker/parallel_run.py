@@ -57,7 +57,11 @@ class _StoppableLink(Protocol):
 
 
 def classic_run(
-    main: Mapping[str, Any], system: Mapping[str, Any] | None = None, seed: int = 0
+    main: Mapping[str, Any],
+    system: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    *,
+    create: Mapping[str, Any] | None = None,
 ) -> bool | None:
     """Train in several processes: a coordinator, a learner, and collectors.
 
@@ -73,6 +77,7 @@ def classic_run(
             options of the processes in ``coordinator``, ``collector`` and ``learner``.
         seed: the seed of envs, policies and buffers. Two runs differ all the same, because the
             processes run at their own pace.
+        create: what to create; see :func:`compile_config`. None: ``main`` has it.
 
     Returns:
         Whether the commander has ended the training because it has reached its goal; None in the
@@ -84,11 +89,11 @@ def classic_run(
     cfg = merge_config(_SYSTEM, system or {}, owner="system", open_paths=_ROLES)
     role = _role(cfg.communication)
     if role == "coordinator":
-        return _coordinate(main, cfg, seed, {})
+        return _coordinate(main, create, cfg, seed, {})
     if role is None:
-        return _run_on_this_host(main, cfg, seed)
-    create: Callable[..., Any] = create_comm_learner if role == "learner" else create_comm_collector
-    with create(_worker_cfg(main, cfg, role)) as worker:
+        return _run_on_this_host(main, create, cfg, seed)
+    build: Callable[..., Any] = create_comm_learner if role == "learner" else create_comm_collector
+    with build(_worker_cfg((main, create), cfg, role)) as worker:
         worker.join()
     return None
 
@@ -115,7 +120,9 @@ def _role(communication: str) -> str | None:
     return found
 
 
-def _run_on_this_host(main: Mapping[str, Any], cfg: Any, seed: int) -> bool:
+def _run_on_this_host(
+    main: Mapping[str, Any], create: Mapping[str, Any] | None, cfg: Any, seed: int
+) -> bool:
     """Start the workers as processes, and coordinate them."""
     run_id = f"run_{secrets.token_hex(4)}"
     addresses: dict[str, dict[str, list[Any]]] = {"collector": {}, "learner": {}}
@@ -123,19 +130,25 @@ def _run_on_this_host(main: Mapping[str, Any], cfg: Any, seed: int) -> bool:
         workers = []
         for role, n_workers in (("learner", cfg.learner_num), ("collector", cfg.collector_num)):
             for number in range(n_workers):
-                worker_cfg = {**_worker_cfg(main, cfg, role), "port": 0, "run_id": run_id}
+                worker_cfg = {**_worker_cfg((main, create), cfg, role), "port": 0, "run_id": run_id}
                 worker = WorkerProcess(role, worker_cfg)
                 stack.callback(worker.close)
                 workers.append((role, f"{role}{number}", worker))
         for role, name, worker in workers:
             addresses[role][name] = [name, "127.0.0.1", worker.read_port(cfg.start_timeout_s)]
-        return _coordinate(main, cfg, seed, {"port": 0, "run_id": run_id, **addresses})
+        return _coordinate(main, create, cfg, seed, {"port": 0, "run_id": run_id, **addresses})
 
 
-def _coordinate(main: Mapping[str, Any], cfg: Any, seed: int, addresses: Mapping[str, Any]) -> bool:
+def _coordinate(
+    main: Mapping[str, Any],
+    create: Mapping[str, Any] | None,
+    cfg: Any,
+    seed: int,
+    addresses: Mapping[str, Any],
+) -> bool:
     """Run the coordinator until the commander ends the training, or the run is stopped."""
     own = {"type": cfg.communication, "key_file": cfg.key_file, **addresses, **cfg.coordinator}
-    whole = {"main": compile_config(main, seed=seed), "system": {**cfg, "coordinator": own}}
+    whole = {"main": compile_config(main, create, seed=seed), "system": {**cfg, "coordinator": own}}
     link, store = create_coordinator_link(whole)
     with Coordinator(whole, link=link, store=store) as coordinator:
         if isinstance(link, _StoppableLink):
@@ -147,9 +160,9 @@ def _coordinate(main: Mapping[str, Any], cfg: Any, seed: int, addresses: Mapping
         return bool(coordinator.system_shutdown_flag)
 
 
-def _worker_cfg(main: Mapping[str, Any], cfg: Any, role: str) -> dict[str, Any]:
-    """Return the config of a communicating worker, which may import what ``main`` names."""
-    common: dict[str, Any] = {"import_names": sorted({*filter(None, named_modules(main))})}
+def _worker_cfg(configs: Any, cfg: Any, role: str) -> dict[str, Any]:
+    """Return the config of a communicating worker, which may import what the configs name."""
+    common: dict[str, Any] = {"import_names": sorted({*filter(None, named_modules(configs))})}
     if role == "learner":
         common["gpu_num"] = cfg.learner_gpu_num
     if cfg.communication == "router":

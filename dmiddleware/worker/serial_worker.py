@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 
 from dmiddleware.classic.config import Configurable
+from dmiddleware.classic.import_names import import_named
 from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
 from dmiddleware.errors import ConfigError
 from dmiddleware.process.closing import Closing
-from dmiddleware.registry import Registry, import_modules
+from dmiddleware.registry import Registry
 from dmiddleware.worker.ranks import rank_and_world_size
 
 __all__ = ["SerialWorker", "get_worker_cls", "spread"]
@@ -155,7 +156,7 @@ def get_worker_cls(
             f"{kind} is created by name, but the config has no key type; "
             f"add type: one of {', '.join(registry)}"
         )
-    import_modules(cfg.get("import_names", ()))
+    import_named(cfg.get("import_names"))
     return registry.get(cfg["type"])
 
 

@@ -183,7 +183,7 @@ class _BinnedReturns:
         return len(self._parts)
 
     def add(self, at: int, value: float) -> None:
-        """Add a value; its step must not be before that of the last one."""
+        """Add a value; its step must not be before the step of the last value."""
         if not math.isfinite(value):
             return
         if self._start is None:

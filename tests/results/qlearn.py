@@ -57,6 +57,7 @@ def _cartpole(algorithm: str, algo: str) -> Entry:
 ENTRIES = [
     _cartpole("soft Q-learning", "sql"),
     _cartpole("Munchausen DQN", "mdqn"),
+    _cartpole("FQF", "fqf"),
     _lunar_lander("DQN", "dqn", 3),
     _lunar_lander("C51", "c51", 4),
     _lunar_lander("QR-DQN", "qrdqn", 3),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
@@ -60,14 +59,6 @@ class IMetric(ABC):
 
 class _Predictor(Protocol):
     """The methods of an eval mode that this evaluator calls."""
-
-    forward: Callable[..., Any]
-    reset: Callable[..., Any]
-
-
-@dataclass
-class _Predictions:
-    """What this evaluator calls of a policy that acts per env."""
 
     forward: Callable[..., Any]
     reset: Callable[..., Any]
@@ -206,7 +197,7 @@ class MetricSerialEvaluator(ISerialEvaluator[_Predictor, _Task]):
         mode = getattr(policy, "eval_mode", policy)
         owner = getattr(getattr(mode, "forward", None), "__self__", None)
         if isinstance(owner, Policy):
-            return _Predictions(owner.predict, mode.reset)
+            mode = mode._replace(forward=owner.predict)
         if not (
             callable(getattr(mode, "forward", None)) and callable(getattr(mode, "reset", None))
         ):

@@ -20,7 +20,8 @@ def config_of(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["dqn", "sql", "mdqn", "c51", "rainbow", "qrdqn", "iqn", "sac", "td3", "ppo", "a2c"]
+    "name",
+    ["dqn", "sql", "mdqn", "c51", "rainbow", "qrdqn", "iqn", "fqf", "sac", "td3", "ppo", "a2c"],
 )
 def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
     cfg = {
@@ -65,6 +66,9 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
         ("sql", {"other": {"eps": {"start": 0.95}}}, "other.eps.start", 0.95),
         ("mdqn", {"entropy_tau": 0.01}, "learn.temperature", 0.01),
         ("mdqn", {"m_alpha": 0.8}, "learn.munchausen_weight", 0.8),
+        ("fqf", {"learn": {"learning_rate_quantile": 1e-4}}, "learn.learning_rate", 1e-4),
+        ("fqf", {"learn": {"learning_rate_fraction": 1e-8}}, "learn.learning_rate_fraction", 1e-8),
+        ("fqf", {"learn": {"ent_coef": 0.1}}, "learn.entropy_weight", 0.1),
     ],
 )
 def test_settings_get_the_names_that_they_have_here(name, given, path, value, caplog):
@@ -152,6 +156,8 @@ def test_importance_weights_can_be_ignored(weighted, transitions):
         ("qrdqn", {"encoder_hidden_sizes": [8]}, {"encoder_hidden_sizes": [8]}),
         ("c51", {"n_atom": 11}, {"n_atoms": 11}),
         ("qrdqn", {"num_quantiles": 5}, {"n_quantiles": 5}),
+        ("fqf", {"num_quantiles": 5, "quantile_embedding_size": 8},
+         {"n_quantiles": 5, "n_cosines": 8}),
         (
             "sac",
             {"twin_critic": True, "action_space": "reparameterization",

@@ -140,7 +140,10 @@ def test_a_run_whose_nodes_all_fail_before_they_have_a_role_fails() -> None:
 
 
 def test_a_run_is_over_for_a_restarted_node_once_the_learner_has_finished() -> None:
-    done: list[HostEvent] = [Reported(0, NodeStatus(phase="finished", step=9, roles=("learner",))), Ended(0, 0)]
+    done: list[HostEvent] = [
+        Reported(0, NodeStatus(phase="finished", step=9, roles=("learner",))),
+        Ended(0, 0),
+    ]
     late: list[HostEvent] = [*done, *fails(2, "collector"), *finished(1)]
     code, text = supervise((1.0, REVERSED), (9.0, late), on_failure="restart")
     assert code == 0

@@ -30,6 +30,7 @@ from dmiddleware.policy import (
     DecisionTransformerPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    FQFPolicy,
     IMPALAPolicy,
     IQLPolicy,
     IQNPolicy,
@@ -57,6 +58,7 @@ VALUE_BASED = [
     C51Policy,
     QRDQNPolicy,
     IQNPolicy,
+    FQFPolicy,
     RainbowPolicy,
     R2D2Policy,
 ]

@@ -21,6 +21,7 @@ from dmiddleware.policy import (
     DecisionTransformerPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    FQFPolicy,
     IMPALAPolicy,
     IPPOPolicy,
     IQLPolicy,
@@ -56,6 +57,7 @@ PLAIN = [
     C51Policy,
     QRDQNPolicy,
     IQNPolicy,
+    FQFPolicy,
     RainbowPolicy,
     DiscreteSACPolicy,
 ]

@@ -43,6 +43,8 @@ def test_the_public_names_are_these():
         "DiscreteSACPolicy",
         "DiscreteSACSettings",
         "EvalMode",
+        "FQFPolicy",
+        "FQFSettings",
         "HasModes",
         "IMPALAPolicy",
         "IMPALASettings",
