@@ -34,6 +34,7 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     "action_space": ("regression", "reparameterization"),
     "sigma_type": ("independent",),
     "bound_type": (None,),
+    "critic_head_type": ("categorical",),
     "res_link": (False,),
     "norm_type": (None,),
     "dropout": (None,),
