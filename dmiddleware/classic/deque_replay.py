@@ -196,7 +196,7 @@ class DequeReplay:
         return sum([self.buffer.update(one, meta={"priority": value}) for one, value in pairs])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the deque buffer, and the rows of sequences that go on."""
+        """Return the state of the deque buffer, and the rows whose sequences continue."""
         state = self.buffer.state_dict()
         return state if self._windows is None else {**state, _WINDOWS: self._windows.state_dict()}
 
