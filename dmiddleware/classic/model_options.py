@@ -15,7 +15,12 @@ __all__ = ["in_own_names"]
 
 _OURS: Final = "dmiddleware."
 
-_RENAMED: Final = {"num_quantiles": "n_quantiles", "n_atom": "n_atoms", "agent_num": "n_agent"}
+_RENAMED: Final = {
+    "num_quantiles": "n_quantiles", "n_atom": "n_atoms", "agent_num": "n_agent",
+    "quantile_embedding_size": "n_cosines",
+    "state_dim": "obs_shape", "act_dim": "action_shape", "h_dim": "embed_size",
+    "context_len": "context_length", "n_blocks": "n_layers", "drop_p": "dropout",
+}  # fmt: skip
 
 _SIZES: Final = (
     # A layer in front of the head belongs to the head here.
@@ -29,6 +34,7 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     "action_space": ("regression", "reparameterization"),
     "sigma_type": ("independent",),
     "bound_type": (None,),
+    "critic_head_type": ("categorical",),
     "res_link": (False,),
     "norm_type": (None,),
     "dropout": (None,),
@@ -81,6 +87,8 @@ def _renamed(options: Mapping[str, Any], parameters: Collection[str]) -> dict[st
     for old, new in _RENAMED.items():
         if old in own and old not in parameters and new in parameters:
             own[new] = own.pop(old)
+    if "continuous" in own and "continuous" not in parameters and "action_space" in parameters:
+        own["action_space"] = "continuous" if own.pop("continuous") else "discrete"
     for key, values in _FIXED.items():
         if key in own and own[key] in values and (key not in parameters or key == "action_space"):
             del own[key]

@@ -42,15 +42,18 @@ def early_imports(main: str, package: Path, *, ding: bool = False) -> list[str]:
     visited: set[str] = set()
     program = main.rpartition(".")[0]
     waiting = [program]
-    early = (*_EARLY, *_BEHIND_THE_DOOR) if ding else _EARLY
+    behind_the_door = _BEHIND_THE_DOOR if ding else ()
     while waiting:
         name = waiting.pop()
         if name in visited or not name:
             continue
         visited.add(name)
-        if name.partition(".")[0] in early and name != program:
-            if not program.startswith(f"{name}."):
-                modules.add(name)
+        root = name.partition(".")[0]
+        # The program may be in a checkout of DI-engine, as ding.example.dqn.
+        if root in behind_the_door and program.startswith(f"{name}."):
+            continue
+        if root in _EARLY or (root in behind_the_door and name != program):
+            modules.add(name)
             continue
         waiting.append(name.rpartition(".")[0])
         file = find_source(name, [str(folder)])

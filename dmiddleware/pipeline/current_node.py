@@ -243,7 +243,7 @@ class CurrentNode:
         return 0.0 if self._waits else time.monotonic() - self._waited_at
 
     def next_task_number(self) -> int:
-        """Return the number of a new task among those of this process, from 1.
+        """Return the number of a new task among the tasks of this process, from 1.
 
         Raises:
             TaskStateError: if another task runs, from which the new one would take the peers.
@@ -314,7 +314,7 @@ class CurrentNode:
         only_local: bool = False,
         interrupted: bool = False,
     ) -> None:
-        """Stop every task of this process, and those that it starts later.
+        """Stop every task of this process, and every task that it starts later.
 
         Args:
             reason: why.

@@ -259,7 +259,7 @@ class Peers:
                 self._informed.discard(node_id)
 
     def _accept_stop(self, stop: StopRequest, sender: int) -> None:
-        """Stop because of a peer, and at once stop those that it may not reach."""
+        """Stop because of a peer, and at once stop the peers that its message may not reach."""
         self._on_stop(stop)
         with self._informing:
             self._informed.add(sender)

@@ -56,7 +56,7 @@ class ChainView:
 
     @property
     def active(self) -> Sequence[object]:
-        """Those of them that run in this task's roles."""
+        """The middleware that run in this task's roles."""
         return tuple(middleware_object(i.entry.middleware) for i in self._items if i.active)
 
     def writes(self, name: str) -> bool:

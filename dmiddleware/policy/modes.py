@@ -125,7 +125,8 @@ class LearnMode:
     An output may have ``priority``, float32 ``[b]``, the new priorities of the ``b`` rows of its
     minibatch, and ``priority_index``, int64 ``[b]``, the positions of these rows in the batch.
     Without ``priority_index``, the priorities are for all rows of the batch, or, in a list of
-    outputs, for the rows after those of the previous output. See :func:`priorities_of_rows`.
+    outputs, for the rows that follow the rows of the previous output. See
+    :func:`priorities_of_rows`.
 
     Attributes:
         forward: makes updates.

@@ -390,8 +390,8 @@ class Router:
             event: the event.
             args: positional arguments for the handlers.
             kwargs: keyword arguments for the handlers.
-            to: node ids of the only peers that may receive it; None: all peers. Those that have not
-                subscribed to it do not receive it.
+            to: node ids of the only peers that may receive it; None: all peers. Peers that have not
+                subscribed to the event do not receive it.
 
         Raises:
             NoSubscriber: if the event is required, and no peer, or not each of ``to``, has

@@ -13,6 +13,7 @@ from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.classic import (
+    EpisodeReplayBuffer,
     Policy,
     StockPolicy,
     create_buffer,
@@ -52,6 +53,7 @@ from dmiddleware.worker.env_config import (
 from dmiddleware.worker.evaluator import create_serial_evaluator, get_serial_evaluator_cls
 from dmiddleware.worker.learner import LEARNER_REGISTRY, BaseLearner, create_learner
 from dmiddleware.worker.progress import Progress
+from dmiddleware.worker.sequence_learning import LaneReplay, SequenceReplay, sequence_length
 from dmiddleware.worker.serial_worker import get_worker_cls
 
 __all__ = ["NO_LIMIT", "check_learns_from_rows", "compile_config", "section_of", "serial_run"]
@@ -210,16 +212,18 @@ def serial_run(
             )
         )
         buffer = stack.enter_context(create_buffer(parts["replay_buffer"], **common))
+        if isinstance(buffer, EpisodeReplayBuffer):
+            raise ConfigError(
+                "serial_run pushes single transitions, and this replay buffer takes whole "
+                "episodes; set replay_buffer.type to 'advanced' or 'naive'"
+            )
         commander = None
         if hasattr(policy, "command_mode"):
             commander = BaseSerialCommander(
                 {}, learner, collector, evaluator, buffer, policy.command_mode
             )
-        learn = (
-            _DirectLearning(cfg, learner, is_whole=not policy.get_attribute("batched"))
-            if learner.policy.spec.on_policy
-            else _Replay(cfg, learner, buffer)
-        )
+        learn = _learning_from(cfg, learner, buffer, is_whole=not policy.get_attribute("batched"))
+        n_sample = _n_sample(cfg, learner)
 
         progress = Progress(max_env_step if max_env_step < NO_LIMIT else None, show=show_progress)
         learner.call_hook("before_run")
@@ -235,7 +239,9 @@ def serial_run(
                 progress.evaluated(collector.envstep, learner.train_iter, evaluator.last_eval)
                 if stop:
                     break
-            data = collector.collect(train_iter=learner.train_iter, policy_kwargs=settings)
+            data = collector.collect(
+                n_sample, train_iter=learner.train_iter, policy_kwargs=settings
+            )
             learn.from_collected(data, collector.envstep)
             progress.at(collector.envstep, learner.train_iter)
         progress.ended(collector.envstep, learner.train_iter)
@@ -250,11 +256,37 @@ def check_learns_from_rows(policy: Any) -> None:
         ConfigError: saying what to use instead.
     """
     spec = policy.learn_mode.spec
-    if spec.minibatch_unit != "rows" or "mask" in spec.learn_columns:
+    if spec.minibatch_unit != "rows" and not spec.learns_from_trajectories:
         raise ConfigError(
             f"{type(policy).__name__} learns from sequences, but serial_run collects single "
             "transitions; train it in a chain, as its page in the documentation shows"
         )
+
+
+def _learning_from(
+    cfg: EasyDict, learner: BaseLearner, buffer: Any, *, is_whole: bool
+) -> _Replay | _DirectLearning | SequenceReplay | LaneReplay:
+    """Return what learns from the data that a collector returns."""
+    spec, seed = learner.policy.spec, derive_seed(cfg.env.seed, "minibatches")
+    if _is_of_sequences(spec):
+        return SequenceReplay(cfg, learner, seed)
+    if spec.learns_from_trajectories:
+        return LaneReplay(cfg, learner, seed)
+    if spec.on_policy:
+        return _DirectLearning(cfg, learner, is_whole=is_whole)
+    return _Replay(cfg, learner, buffer)
+
+
+def _n_sample(cfg: EasyDict, learner: BaseLearner) -> int | None:
+    """Return how many rows to collect, where ``collect.n_sample`` counts sequences."""
+    n_sample, spec = cfg.policy.collect.get("n_sample"), learner.policy.spec
+    if n_sample is None or not (_is_of_sequences(spec) or spec.learns_from_trajectories):
+        return None
+    return int(n_sample) * sequence_length(cfg.policy)
+
+
+def _is_of_sequences(spec: Any) -> bool:
+    return "mask" in spec.learn_columns
 
 
 class _Replay:

@@ -82,6 +82,7 @@ _ENV: Final[Mapping[str, Any]] = {
     "evaluator_episode_num": Option(None, _optional_count, "episodes of an evaluation task"),
     "evaluator_id": Option(None, anything, "the env of evaluations, where it is another"),
     "stop_value": Option(None, optional(_number), "mean return at which training stops"),
+    "reward_norm": Option(None, anything, "how offline_run scales the rewards of its data"),
     "replay_path": Option(None, optional(text), "folder for a video of each evaluation"),
     "cfg_type": Option(None, anything, "no effect"),
     "act_scale": Option(None, anything, "no effect: policies map actions to the bounds"),
@@ -93,6 +94,7 @@ ENV_KEYS: Final = frozenset(_ENV)
 _MAIN: Final[Mapping[str, Any]] = {
     "exp_name": Option("default_experiment", anything, "the output folder"),
     "seed": Option(None, anything, "no effect: the seed is an argument"),
+    "dataset": Option(None, anything, "recorded data; read by offline_run"),
     "env": _ENV,
     "policy": {},
 }
@@ -186,7 +188,7 @@ def _is_off(value: Any) -> bool:
     return not value or (isinstance(value, Mapping) and not value.get("use_norm", True))
 
 
-def name_env(env: MutableMapping[str, Any]) -> None:
+def name_env(env: dict[str, Any]) -> None:
     """Give an env's config the keys ``id`` and ``mode``, from the classic ones if need be.
 
     Raises:

@@ -74,7 +74,7 @@ class RunFolder(Closing):
 
     @classmethod
     def create(cls, exp_name: str, *, root: str | Path = "runs", resume: bool = False) -> Self:
-        """Make a new folder for a run, or find that of a run to resume.
+        """Make a new folder for a run, or find the folder of a run to resume.
 
         A new run never writes into the folder of an earlier one: if ``exp_name`` is taken, the run
         gets the first free one of ``exp_name-2``, ``exp_name-3``, … All processes of one run get
@@ -286,9 +286,9 @@ def _take_first(wanted: Path, run_token: str, *, resume: bool) -> Path:
 def _take(path: Path, run_token: str) -> bool:
     """Return whether a folder is free for this run, or belongs to it already.
 
-    Making the folder reserves its name: of two runs only one can succeed. That of a run with a
-    token is replaced at once by one with the token inside, by which the other processes of the run
-    recognize it. Until then its mode shows that any process of such a run may do so.
+    Making the folder reserves its name: of two runs only one can succeed. The folder of a run with
+    a token is replaced at once by a folder with the token inside, by which the other processes of
+    the run recognize it. Until then its mode shows that any process of such a run may do so.
     """
     try:
         path.mkdir(_RESERVED if run_token else 0o777)

@@ -6,7 +6,7 @@ makes two updates, in a process of its own that is forked from a warm one.
 
 What a run has of its own, so that two updates come soon, is in :func:`_shrunk`: two envs at most,
 short episodes, small batches and few rows before the first update. Network, algorithm, env and its
-wrappers are those of the file. A config that learns from recorded data gets random rows of the
+wrappers are those of the file. A config for several ranks gets a process group of one. A config that learns from recorded data gets random rows of the
 spaces of its env.
 """
 
@@ -122,14 +122,19 @@ def _name(path: Path, checkout: Path) -> str:
 
 def _answer(path: Path, checkout: Path, writer: Connection) -> None:
     """Run one config in this process, and send what became of it."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with tempfile.TemporaryDirectory(dir=_scratch()) as folder, contextlib.chdir(folder):
         name = _name(path, checkout)
-        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             if "CONFIGS_SHOW" not in os.environ:
                 os.dup2(nowhere.fileno(), 2)
         writer.send(_row(path, name))
     os._exit(0)
+
+
+def _scratch() -> str | None:
+    """Return a folder in memory, where there is one: a run writes checkpoints."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def _row(path: Path, name: str) -> Row:
@@ -146,7 +151,7 @@ def _row(path: Path, name: str) -> Row:
             _run(main, create, _mode(path))
     except DMiddlewareError as error:
         return Row(name, group, "refused", " ".join(str(error).split()))
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 (whatever it is, it is the row's reason)
         stream = io.StringIO()
         traceback.print_exc(file=stream)
         if "CONFIGS_SHOW" in os.environ:
@@ -195,6 +200,8 @@ def _run(main: dict[str, Any], create: dict[str, Any], mode: str | None) -> None
 
     BaseLearner.train = counted  # type: ignore[method-assign]
     main, create = _shrunk(main, create)
+    if main["policy"].get("multi_gpu") or main["policy"]["learn"].get("multi_gpu"):
+        _join_group_of_one()
     if checked_mode(mode, main) in _OFFLINE:
         rows = Path("rows.safetensors")
         _save_random_rows(main, create, rows)
@@ -203,6 +210,15 @@ def _run(main: dict[str, Any], create: dict[str, Any], mode: str | None) -> None
         serial_run(main, create, 0, _N_UPDATES, show_progress=False)
     if n_updates < _N_UPDATES:
         raise RuntimeError(f"the run ended after {n_updates} updates")
+
+
+def _join_group_of_one() -> None:
+    """Be the one rank of a process group, as torchrun starts it."""
+    import torch.distributed
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{Path('ranks').resolve()}", rank=0, world_size=1
+    )
 
 
 def _shrunk(

@@ -10,7 +10,6 @@ from dmiddleware.ding.rl_utils.distributional_errors import *  # noqa: F403
 from dmiddleware.ding.rl_utils.exploration import *  # noqa: F403
 from dmiddleware.ding.rl_utils.policy_errors import *  # noqa: F403
 from dmiddleware.ding.rl_utils.returns import *  # noqa: F403
-from dmiddleware.ding.rl_utils.sampler import *  # noqa: F403
 from dmiddleware.ding.rl_utils.td_errors import *  # noqa: F403
 
 _ACER: Final = "the algorithm ACER is not here; use impala, whose targets are V-trace"

@@ -6,7 +6,7 @@ import copy
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,22 +15,14 @@ import torch
 __all__ = [
     "LimitedSpaceContainer",
     "RunningMeanStd",
-    "convert_easy_dict_to_dict",
     "deep_merge_dicts",
     "deep_update",
-    "default_get",
     "dicts_to_lists",
-    "error_wrapper",
-    "flatten_dict",
     "get_shape0",
     "import_module",
-    "iter_mapping",
     "list_split",
     "lists_to_dicts",
-    "make_key_as_identifier",
     "one_time_warning",
-    "override",
-    "remove_illegal_item",
     "split_data_generator",
     "squeeze",
 ]
@@ -39,11 +31,6 @@ _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 V = TypeVar("V")
-
-
-def iter_mapping(iter_: Iterable[T], mapping: Callable[[T], V]) -> Iterator[V]:
-    """Return an iterator over the items' images."""
-    return map(mapping, iter_)
 
 
 def lists_to_dicts(data: Sequence[Any], recursive: bool = False) -> Any:
@@ -113,97 +100,10 @@ def deep_update(
     return original
 
 
-def flatten_dict(data: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any]:
-    """Make ``{"a": {"b": 1}}`` a flat ``{"a/b": 1}``."""
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, dict):
-            flat |= flatten_dict(
-                {f"{key}{delimiter}{sub}": x for sub, x in value.items()}, delimiter
-            )
-        else:
-            flat[key] = copy.deepcopy(value)
-    return flat
-
-
-def convert_easy_dict_to_dict(easy_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a plain dictionary of an EasyDict and those in it."""
-    return {
-        key: convert_easy_dict_to_dict(value) if isinstance(value, dict) else value
-        for key, value in easy_dict.items()
-    }
-
-
-def make_key_as_identifier(data: Mapping[str, T]) -> dict[str, T]:
-    """Make keys names: ``"4.x"`` becomes ``"_4_x"``."""
-    return {
-        f"{'_' * key[0].isdigit()}{key}".replace(".", "_"): value for key, value in data.items()
-    }
-
-
-def remove_illegal_item(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the entries that are strings."""
-    return {key: value for key, value in data.items() if not isinstance(value, str)}
-
-
-def default_get(
-    data: Mapping[str, Any],
-    name: str,
-    default_value: Any = None,
-    default_fn: Callable[[], Any] | None = None,
-    judge_fn: Callable[[Any], bool] | None = None,
-) -> Any:
-    """Return an entry or a default, and warn once of each default that is used.
-
-    Raises:
-        ValueError: without a default that ``judge_fn`` accepts.
-    """
-    if name in data:
-        return data[name]
-    if default_value is None and default_fn is None:
-        raise ValueError(f"{name!r} is missing and has no default")
-    value = default_value if default_fn is None else default_fn()
-    if judge_fn is not None and not judge_fn(value):
-        raise ValueError(f"{value!r} is not a valid default of {name!r}")
-    one_time_warning(f"{name} use default value {value}")
-    return value
-
-
 @functools.cache
 def one_time_warning(warning_msg: str) -> None:
     """Log a warning, unless it was logged before."""
     _LOG.warning("%s", warning_msg)
-
-
-def error_wrapper(fn: Callable[..., T], default_ret: T, warning_msg: str = "") -> Callable[..., T]:
-    """Return a function that returns a default where ``fn`` raises; a message is logged once."""
-
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> T:
-        try:
-            return fn(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001
-            if warning_msg:
-                one_time_warning(f"{warning_msg}\ndefault_ret = {default_ret}\terror = {error}")
-            return default_ret
-
-    return call
-
-
-def override(cls: type) -> Callable[[T], T]:
-    """Return a decorator for a method that overrides one of ``cls``.
-
-    Raises:
-        NameError: when it decorates a method that ``cls`` does not have.
-    """
-
-    def check(method: T) -> T:
-        name = getattr(method, "__name__", repr(method))
-        if name not in dir(cls):
-            raise NameError(f"{name} overrides no method of {cls.__name__}")
-        return method
-
-    return check
 
 
 def import_module(modules: Iterable[str]) -> None:

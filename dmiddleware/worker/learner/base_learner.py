@@ -653,9 +653,7 @@ def _priority_info(outputs: list[dict[str, Any]], data: Any) -> dict[str, Any] |
     """
     if all(output.get("priority") is None for output in outputs):
         return None
-    found = priorities_of_rows(
-        outputs, len(data) if isinstance(data, list) else lead_shape(data)[0]
-    )
+    found = priorities_of_rows(outputs, _n_drawn(data))
     assert found is not None
     rows, priority = found
     info: dict[str, Any] = {"priority": priority}
@@ -667,6 +665,13 @@ def _priority_info(outputs: list[dict[str, Any]], data: Any) -> dict[str, Any] |
         elif key in data:
             info[key] = data[key] if rows is None else data[key][rows]
     return info
+
+
+def _n_drawn(data: Any) -> int:
+    """Return how many rows or sequences a batch has."""
+    if isinstance(data, list):
+        return len(data)
+    return len(data["index"]) if "index" in data else int(lead_shape(data)[0])
 
 
 LEARNER_REGISTRY: Registry[Callable[..., BaseLearner]] = Registry("learner")

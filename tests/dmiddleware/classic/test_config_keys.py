@@ -14,13 +14,28 @@ VECTOR = {"obs_shape": 4, "action_shape": 2}
 
 def config_of(name):
     model = dict(VECTOR)
-    if name in ("sac", "td3", "ddpg", "tqc", "cql", "td3_bc", "iql"):
+    if name in ("sac", "td3", "ddpg", "d4pg", "tqc", "cql", "td3_bc", "iql"):
         model["action_space"] = "continuous"
     return {"type": name, "model": model}
 
 
 @pytest.mark.parametrize(
-    "name", ["dqn", "c51", "rainbow", "qrdqn", "iqn", "sac", "td3", "ppo", "a2c"]
+    "name",
+    [
+        "dqn",
+        "sql",
+        "mdqn",
+        "c51",
+        "rainbow",
+        "qrdqn",
+        "iqn",
+        "fqf",
+        "sac",
+        "td3",
+        "d4pg",
+        "ppo",
+        "a2c",
+    ],
 )
 def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
     cfg = {
@@ -61,6 +76,13 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
             "learn.target_noise_clip",
             0.4,
         ),
+        ("sql", {"learn": {"alpha": 0.12}}, "learn.alpha", 0.12),
+        ("sql", {"other": {"eps": {"start": 0.95}}}, "other.eps.start", 0.95),
+        ("mdqn", {"entropy_tau": 0.01}, "learn.temperature", 0.01),
+        ("mdqn", {"m_alpha": 0.8}, "learn.munchausen_weight", 0.8),
+        ("fqf", {"learn": {"learning_rate_quantile": 1e-4}}, "learn.learning_rate", 1e-4),
+        ("fqf", {"learn": {"learning_rate_fraction": 1e-8}}, "learn.learning_rate_fraction", 1e-8),
+        ("fqf", {"learn": {"ent_coef": 0.1}}, "learn.entropy_weight", 0.1),
     ],
 )
 def test_settings_get_the_names_that_they_have_here(name, given, path, value, caplog):
@@ -78,9 +100,14 @@ def test_a_setting_under_its_own_name_wins():
 
 def test_workers_find_what_they_read_in_the_config_of_any_policy():
     for name in ("sac", "td3", "dqn"):
-        cfg = {**config_of(name), "random_collect_size": 7, "collect": {"unroll_len": 3}}
+        cfg = {
+            **config_of(name),
+            "random_collect_size": 7,
+            "collect": {"unroll_len": 3, "model_path": "expert.pth.tar"},
+        }
         found = create_policy(cfg).cfg
         assert (found.random_collect_size, found.collect.unroll_len) == (7, 3)
+        assert found.collect.model_path == "expert.pth.tar"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +177,15 @@ def test_importance_weights_can_be_ignored(weighted, transitions):
             {"encoder_hidden_sizes": [8], "head_hidden_sizes": [5]},
         ),
         ("c51", {"n_atom": 11}, {"n_atoms": 11}),
+        (
+            "d4pg",
+            {"n_atom": 11, "action_space": "regression", "critic_head_hidden_size": 8,
+             "critic_head_type": "categorical"},
+            {"n_atoms": 11, "action_space": "continuous", "critic_hidden_sizes": [8, 8]},
+        ),
         ("qrdqn", {"num_quantiles": 5}, {"n_quantiles": 5}),
+        ("fqf", {"num_quantiles": 5, "quantile_embedding_size": 8},
+         {"n_quantiles": 5, "n_cosines": 8}),
         (
             "sac",
             {"twin_critic": True, "action_space": "reparameterization",

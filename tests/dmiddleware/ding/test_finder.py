@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import cloudpickle
 import pytest
 
 import dmiddleware.ding as door
@@ -23,3 +24,11 @@ def test_a_module_does_not_hide_what_its_package_has_under_the_same_name() -> No
 
     assert ding.framework.task is task
     assert task is not Task and not hasattr(task, "__path__")
+
+
+def test_functions_that_name_a_module_can_be_sent_to_other_processes() -> None:
+    import ding.framework
+    import gym
+
+    for module in (gym, ding.framework):
+        assert cloudpickle.loads(cloudpickle.dumps(lambda named=module: named))() is module
