@@ -104,6 +104,7 @@ _UNUSED: Final[Mapping[str, str]] = {
     "learn.kl_beta": _NO_PRETRAINED,
     "learn.kl_type": _NO_PRETRAINED,
     "learn.pretrained_model_path": _NO_PRETRAINED,
+    "loss_type": "behavior cloning minimizes the squared error",
     "noisy_net": "this algorithm has no noisy layers",
     "agent_num": "the environment says how many agents it has",
     "learn.with_lagrange": "learn.lagrange_gap says whether the weight is tuned",

@@ -87,9 +87,10 @@ def compile_config(
 
 
 def with_own_envs(main: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config for a program that makes its envs itself, from the whole section ``env``."""
+    """Return a config for a program that makes its envs and its reward model itself."""
     env = {name: value for name, value in main.get("env", {}).items() if name in ENV_KEYS}
-    return {**main, "env": {**env, "id": "the program's own"}}
+    rest = {name: value for name, value in main.items() if name != "reward_model"}
+    return {**rest, "env": {**env, "id": "the program's own"}}
 
 
 def _with_missing(compiled: Any, given: Any) -> Any:

@@ -18,6 +18,7 @@ from dmiddleware.policy.component import (
     torch_optimizer,
 )
 from dmiddleware.policy.cql import CQLPolicy, CQLSettings
+from dmiddleware.policy.d4pg import D4PGPolicy, D4PGSettings
 from dmiddleware.policy.ddpg import DDPGPolicy, DDPGSettings, TD3Policy, TD3Settings
 from dmiddleware.policy.decision_transformer import (
     DecisionTransformerPolicy,
@@ -142,6 +143,8 @@ __all__ = [
     "DiscreteSACSettings",
     "DDPGPolicy",
     "DDPGSettings",
+    "D4PGPolicy",
+    "D4PGSettings",
     "TD3Policy",
     "TD3Settings",
     "TQCPolicy",

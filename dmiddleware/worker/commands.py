@@ -19,9 +19,36 @@ from dmiddleware.worker.parallel_run import classic_run
 __all__ = ["checked_mode", "classic_command", "run_config"]
 
 _ONLINE: Final = ("serial", "serial_onpolicy")
-_OFFLINE: Final = ("serial_offline", "serial_bc", "bc")
+_OFFLINE: Final = ("serial_offline", "serial_bc", "bc", "serial_dt")
 _PARALLEL: Final = "parallel"
-_ELSEWHERE: Final[Mapping[str, str]] = {}
+_REWARDS: Final = "learn rewards in a chain, by middleware.RewardLearner with RND, ICM or GAIL"
+_NO_WORLD_MODEL: Final = "world models are not here; learn from play with -m serial"
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        (
+            "serial_gail", "serial_guided_cost", "serial_preference_based_irl",
+            "serial_preference_based_irl_onpolicy", "serial_reward_model_offpolicy",
+            "serial_reward_model_onpolicy", "serial_reward_model_trex",
+            "serial_reward_model_trex_onpolicy", "serial_trex", "serial_trex_onpolicy",
+        ),
+        _REWARDS,
+    ),
+    "serial_bco": "clone recorded actions with -m bc; no model infers them from observations",
+    "serial_dqfd": "demonstrations are not mixed into play here; learn from data by discrete_cql",
+    "serial_dream": _NO_WORLD_MODEL,
+    "serial_dyna": _NO_WORLD_MODEL,
+    "serial_mbrl": _NO_WORLD_MODEL,
+    "serial_ngu": "NGU is not here; explore in a chain, by middleware.RewardLearner with RND",
+    "serial_reward_model_ngu": "NGU is not here; explore in a chain, by middleware.RewardLearner "
+    "with RND",
+    "serial_onpolicy_ppg": "PPG is not here; learn from play with PPO",
+    "serial_pc": "procedure cloning is not here; clone actions with -m bc",
+    "serial_plr": "middleware.curriculum chooses levels in a chain",
+    "serial_r2d3": "R2D3 is not here; learn from play with R2D2",
+    "serial_sqil": "demonstrations are not mixed into play here; clone them with -m bc",
+    "serial_td3_vae": "no autoencoder of actions is here; use TD3 with -m serial",
+}  # fmt: skip
+"""DI-engine's ways to learn that are not here, and what to do."""
 
 
 @click.command(
@@ -134,8 +161,7 @@ def _read(config: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] 
         if name.partition(".")[0] not in ("ding", "ditk", "dizoo", "gym"):
             raise
     # By its name, because nothing else may depend on it.
-    door = importlib.import_module("dmiddleware.ding.command")
-    door.open_door_for(config)
+    importlib.import_module("dmiddleware.ding").open_door(config.parent)
     return read_config_with_system(config)
 
 
@@ -152,6 +178,7 @@ def checked_mode(mode: str | None, main: Mapping[str, Any], data: str | None = N
     """
     if mode is None:
         return "serial_offline" if data is not None or names_data(main) else "serial"
-    if mode in _ELSEWHERE:
-        raise ConfigError(f"the mode {mode} of DI-engine is not here; {_ELSEWHERE[mode]}")
+    if mode not in (*_ONLINE, *_OFFLINE):
+        instead = _ELSEWHERE.get(mode, f"the modes are {', '.join((*_ONLINE, *_OFFLINE))}")
+        raise ConfigError(f"the mode {mode} of DI-engine is not here; {instead}")
     return mode

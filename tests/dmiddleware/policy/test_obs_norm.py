@@ -17,6 +17,7 @@ from dmiddleware.policy import (
     C51Policy,
     Component,
     CQLPolicy,
+    D4PGPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
     DiscreteSACPolicy,
@@ -61,7 +62,7 @@ PLAIN = [
     RainbowPolicy,
     DiscreteSACPolicy,
 ]
-CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, TD3Policy]
+CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, D4PGPolicy, TD3Policy]
 OFFLINE = [CQLPolicy, TD3BCPolicy]
 TEAMS = [VDNPolicy, QMIXPolicy]
 

@@ -32,6 +32,8 @@ def test_the_public_names_are_these():
         "CQLSettings",
         "CollectMode",
         "Component",
+        "D4PGPolicy",
+        "D4PGSettings",
         "DDPGPolicy",
         "DDPGSettings",
         "DQNPolicy",
