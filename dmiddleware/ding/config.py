@@ -18,7 +18,7 @@ from dmiddleware.worker.env_config import ENV_KEYS
 __all__ = ["compile_config", "read_config", "read_config_with_system", "with_own_envs"]
 
 REFUSED: Final[Mapping[str, str]] = {
-    "compile_config_parallel": "parallel_pipeline, or classic_run of dmiddleware.worker, does it all",
+    "compile_config_parallel": "use parallel_pipeline, or classic_run of dmiddleware.worker",
     "parallel_transform": "ditask places the processes",
     "parallel_transform_slurm": "ditask --platform slurm places the processes",
     "save_config": "the compiled config is written to the run's folder",
