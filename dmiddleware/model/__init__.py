@@ -2,7 +2,13 @@
 
 from dmiddleware.model.action_mask import action_mask_of, masked_logit
 from dmiddleware.model.actor_critic import Actor, ActorCritic
-from dmiddleware.model.actor_q import ActorQ, EnsembleLinear, GaussianActor, QEnsemble
+from dmiddleware.model.actor_q import (
+    ActorQ,
+    CategoricalActorQ,
+    EnsembleLinear,
+    GaussianActor,
+    QEnsemble,
+)
 from dmiddleware.model.actor_qv import ActorQV, BoundedGaussianActor, StateValue
 from dmiddleware.model.decision_transformer import DecisionTransformer
 from dmiddleware.model.discrete_actor_q import DiscreteActorQ
@@ -27,6 +33,7 @@ from dmiddleware.model.model_registry import MODEL_REGISTRY, create_model
 from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import (
     CategoricalQNetwork,
+    FractionQuantileQNetwork,
     ImplicitQuantileQNetwork,
     QNetwork,
     QuantileQNetwork,
@@ -63,9 +70,11 @@ __all__ = [
     "CategoricalQNetwork",
     "QuantileQNetwork",
     "ImplicitQuantileQNetwork",
+    "FractionQuantileQNetwork",
     "Actor",
     "ActorCritic",
     "ActorQ",
+    "CategoricalActorQ",
     "DiscreteActorQ",
     "GaussianActor",
     "QEnsemble",

@@ -18,6 +18,7 @@ from dmiddleware.policy.component import (
     torch_optimizer,
 )
 from dmiddleware.policy.cql import CQLPolicy, CQLSettings
+from dmiddleware.policy.d4pg import D4PGPolicy, D4PGSettings
 from dmiddleware.policy.ddpg import DDPGPolicy, DDPGSettings, TD3Policy, TD3Settings
 from dmiddleware.policy.decision_transformer import (
     DecisionTransformerPolicy,
@@ -26,11 +27,14 @@ from dmiddleware.policy.decision_transformer import (
 from dmiddleware.policy.discrete_sac import DiscreteSACPolicy, DiscreteSACSettings
 from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings, QRDQNPolicy, QRDQNSettings
 from dmiddleware.policy.dqn import DQNPolicy, DQNSettings
+from dmiddleware.policy.fqf import FQFPolicy, FQFSettings
 from dmiddleware.policy.impala import IMPALAPolicy, IMPALASettings
 from dmiddleware.policy.iql import IQLPolicy, IQLSettings
 from dmiddleware.policy.iqn import IQNPolicy, IQNSettings
 from dmiddleware.policy.mappo import IPPOPolicy, MAPPOPolicy, MAPPOSettings
+from dmiddleware.policy.mdqn import MDQNPolicy, MDQNSettings
 from dmiddleware.policy.modes import (
+    AnyMode,
     CollectMode,
     EvalMode,
     HasModes,
@@ -39,6 +43,7 @@ from dmiddleware.policy.modes import (
     as_collect_mode,
     as_eval_mode,
     as_learn_mode,
+    spec_of,
 )
 from dmiddleware.policy.obs_norm import DatasetNormSettings, ObsNorm, ObsNormSettings
 from dmiddleware.policy.policy import Policy
@@ -52,6 +57,7 @@ from dmiddleware.policy.rainbow import RainbowPolicy, RainbowSettings
 from dmiddleware.policy.recurrent import Memory
 from dmiddleware.policy.recurrent_ppo import RecurrentPPOPolicy, RecurrentPPOSettings
 from dmiddleware.policy.sac import SACPolicy, SACSettings
+from dmiddleware.policy.sql import SQLPolicy, SQLSettings
 from dmiddleware.policy.td import TDPolicy, TDSettings
 from dmiddleware.policy.td3_bc import TD3BCPolicy, TD3BCSettings
 from dmiddleware.policy.tqc import TQCPolicy, TQCSettings
@@ -95,6 +101,8 @@ __all__ = [
     "HasModes",
     "PolicySpec",
     "as_learn_mode",
+    "spec_of",
+    "AnyMode",
     "as_collect_mode",
     "as_eval_mode",
     "update_outputs",
@@ -105,12 +113,18 @@ __all__ = [
     "get_policy_cls",
     "DQNPolicy",
     "DQNSettings",
+    "MDQNPolicy",
+    "MDQNSettings",
+    "SQLPolicy",
+    "SQLSettings",
     "C51Policy",
     "C51Settings",
     "QRDQNPolicy",
     "QRDQNSettings",
     "IQNPolicy",
     "IQNSettings",
+    "FQFPolicy",
+    "FQFSettings",
     "RainbowPolicy",
     "RainbowSettings",
     "R2D2Policy",
@@ -129,6 +143,8 @@ __all__ = [
     "DiscreteSACSettings",
     "DDPGPolicy",
     "DDPGSettings",
+    "D4PGPolicy",
+    "D4PGSettings",
     "TD3Policy",
     "TD3Settings",
     "TQCPolicy",

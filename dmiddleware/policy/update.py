@@ -146,8 +146,6 @@ class UpdateRunner:
             (schedule, self._changing.get(path, schedule.start))
             for path, schedule in schedules.items()
         ]
-        if reducer is not None and "" not in in_model.values():
-            reducer.close()  # its hooks expect that backward reaches the whole model
         for name, component in components.items():
             if reducer is None or not component.is_module:
                 component.prepare(not_finite=self.not_finite)
@@ -159,6 +157,9 @@ class UpdateRunner:
         trained = [
             component for component in components.values() if component.optimizer is not None
         ]
+        learned = [path for name, path in in_model.items() if components[name] in trained]
+        if reducer is not None and learned != [""]:
+            reducer.close()  # its hooks expect that each backward reaches the whole model
         self._rates = [component for component in trained if component.schedule is not None]
         self._targets = [
             (component, component.target_rule.every)

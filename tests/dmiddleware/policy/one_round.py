@@ -26,19 +26,23 @@ from dmiddleware.policy import (
     BCPolicy,
     C51Policy,
     CQLPolicy,
+    D4PGPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    FQFPolicy,
     IMPALAPolicy,
     IQLPolicy,
     IQNPolicy,
+    MDQNPolicy,
     PPOPolicy,
     QRDQNPolicy,
     R2D2Policy,
     RainbowPolicy,
     RecurrentPPOPolicy,
     SACPolicy,
+    SQLPolicy,
     TD3BCPolicy,
     TD3Policy,
     TQCPolicy,
@@ -48,12 +52,23 @@ from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.settings import plain_values
 from tests.dmiddleware.policy.drawn_envs import Drawn
 
-VALUE_BASED = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy, R2D2Policy]
+VALUE_BASED = [
+    DQNPolicy,
+    SQLPolicy,
+    MDQNPolicy,
+    C51Policy,
+    QRDQNPolicy,
+    IQNPolicy,
+    FQFPolicy,
+    RainbowPolicy,
+    R2D2Policy,
+]
 DISCRETE = [*VALUE_BASED, DiscreteSACPolicy]
 CONTINUOUS = [
     SACPolicy,
     TD3Policy,
     DDPGPolicy,
+    D4PGPolicy,
     TQCPolicy,
     TD3BCPolicy,
     CQLPolicy,

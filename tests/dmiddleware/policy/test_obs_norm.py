@@ -17,15 +17,18 @@ from dmiddleware.policy import (
     C51Policy,
     Component,
     CQLPolicy,
+    D4PGPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    FQFPolicy,
     IMPALAPolicy,
     IPPOPolicy,
     IQLPolicy,
     IQNPolicy,
     MAPPOPolicy,
+    MDQNPolicy,
     ObsNormSettings,
     Policy,
     PPOPolicy,
@@ -35,6 +38,7 @@ from dmiddleware.policy import (
     RainbowPolicy,
     RecurrentPPOPolicy,
     SACPolicy,
+    SQLPolicy,
     TD3BCPolicy,
     TD3Policy,
     TDPolicy,
@@ -47,8 +51,18 @@ from dmiddleware.tree import leaves
 from middleware.advantage import AdvantageEstimator
 from tests.dmiddleware.policy import every_policy, test_qmix, test_r2d2
 
-PLAIN = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy, DiscreteSACPolicy]
-CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, TD3Policy]
+PLAIN = [
+    DQNPolicy,
+    SQLPolicy,
+    MDQNPolicy,
+    C51Policy,
+    QRDQNPolicy,
+    IQNPolicy,
+    FQFPolicy,
+    RainbowPolicy,
+    DiscreteSACPolicy,
+]
+CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, D4PGPolicy, TD3Policy]
 OFFLINE = [CQLPolicy, TD3BCPolicy]
 TEAMS = [VDNPolicy, QMIXPolicy]
 
