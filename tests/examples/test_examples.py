@@ -27,10 +27,17 @@ NAMES = [
     "custom_policy_per_env",
     "bc_offline",
     "bitflip_her",
+    "cartpole_sqil",
     "tictactoe_self_play",
     "doorkey_rnd",
 ]
-LONG = ("cartpole_dqn_per_nstep", "cartpole_preemptible", "doorkey_rnd", "pendulum_gail")
+LONG = (
+    "cartpole_dqn_per_nstep",
+    "cartpole_preemptible",
+    "doorkey_rnd",
+    "pendulum_gail",
+    "cartpole_sqil",
+)
 SHORT = [at for at, name in enumerate(NAMES) if name not in LONG]
 # Enough for each to collect, learn and evaluate.
 STEPS = dict.fromkeys(NAMES, 1200) | {"doorkey_rnd": 2048}
