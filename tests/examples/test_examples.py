@@ -28,6 +28,7 @@ NAMES = [
     "bc_offline",
     "bitflip_her",
     "cartpole_sqil",
+    "cartpole_cql",
     "tictactoe_self_play",
     "doorkey_rnd",
 ]
@@ -37,6 +38,7 @@ LONG = (
     "doorkey_rnd",
     "pendulum_gail",
     "cartpole_sqil",
+    "cartpole_cql",
 )
 SHORT = [at for at, name in enumerate(NAMES) if name not in LONG]
 # Enough for each to collect, learn and evaluate.
@@ -44,6 +46,7 @@ STEPS = dict.fromkeys(NAMES, 1200) | {"doorkey_rnd": 2048}
 # Episodes of an untrained policy are long.
 OPTIONS = {
     "bc_offline": ("--max-train-iter", "20"),
+    "cartpole_cql": ("--max-train-iter", "20", "--n-rows", "200"),
     "doorkey_rnd": ("--env.env-kwargs", "max_steps=30"),
 }
 
