@@ -203,6 +203,10 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
             view._middleware = list(self._middleware)
         return view
 
+    def shares_items(self, buffer: DequeBuffer) -> bool:
+        """Return whether one of the two is a view of the other, or both are views of a third."""
+        return self._slots is buffer._slots
+
     def update(self, index: int, data: Any = None, meta: Mapping[str, Any] | None = None) -> bool:
         """Change an item.
 
@@ -410,9 +414,13 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
         long_enough = [group for group in groups if len(group) >= (unroll_len or 1)]
         drawn = [list(long_enough[k]) for k in self._choose(len(long_enough), size, replace)]
         if unroll_len is not None:
-            starts = [self._generator.integers(len(group) - unroll_len + 1) for group in drawn]
+            starts = [self._start_in_group(len(group), unroll_len) for group in drawn]
             drawn = [g[s : s + unroll_len] for g, s in zip(drawn, starts, strict=True)]
         return [[self._copy(i) for i in group] for group in drawn]
+
+    def _start_in_group(self, length: int, unroll_len: int) -> int:
+        """Return where the items that are taken from a group begin."""
+        return int(self._generator.integers(length - unroll_len + 1))
 
     def _choose(self, count: int, size: int, replace: bool) -> Ints:
         if count and replace:

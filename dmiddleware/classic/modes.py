@@ -25,6 +25,7 @@ from dmiddleware.classic.collate import (
     to_rows,
 )
 from dmiddleware.classic.di_engine_state import load_acting_state, load_learner_state
+from dmiddleware.classic.errors import UnknownAttribute
 from dmiddleware.classic.monitored import monitored_of
 from dmiddleware.classic.policy_config import ClassicSettings, as_classic
 from dmiddleware.env import BatchedTimestep, EnvTimestep
@@ -81,6 +82,15 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
+def _spec_of(get_attribute: object) -> PolicySpec:
+    """Return the spec of the policy whose attributes a function returns."""
+    owner = getattr(get_attribute, "__self__", None)
+    if isinstance(owner, CorePolicy):
+        return owner.spec
+    kind = object if owner is None else type(owner)
+    return spec_from_attributes(get_attribute, kind) if callable(get_attribute) else PolicySpec()
+
+
 class _Replaceable:
     """What a named tuple of DI-engine offers."""
 
@@ -92,7 +102,7 @@ class _Replaceable:
         for one in dataclasses.fields(self):  # type: ignore[arg-type]
             value = given[one.name]
             if one.name == "spec" and value is None:
-                value = PolicySpec()
+                value = _spec_of(given["get_attribute"])
             object.__setattr__(self, one.name, value)
 
     def _replace(self, **changes: Any) -> Self:
@@ -113,7 +123,7 @@ class LearnMode(core.LearnMode, _Replaceable):
         set_attribute: sets one.
         state_dict: returns everything that is needed to resume.
         load_state_dict: restores it.
-        spec: what the policy is; None: a policy that does not say.
+        spec: what the policy is; None: as ``get_attribute`` says.
     """
 
     _fields = (
@@ -159,7 +169,7 @@ class CollectMode(core.CollectMode, _Replaceable):
         state_dict: returns what acting needs.
         load_state_dict: restores it.
         seed: seeds the randomness of collecting.
-        spec: what the policy is; None: a policy that does not say.
+        spec: what the policy is; None: as ``get_attribute`` says.
         train_batch: as in :class:`dmiddleware.policy.CollectMode`.
         transitions: likewise.
     """
@@ -204,7 +214,7 @@ class EvalMode(core.EvalMode, _Replaceable):
         state_dict: returns what acting needs.
         load_state_dict: restores it.
         seed: seeds the randomness of evaluating.
-        spec: what the policy is; None: a policy that does not say.
+        spec: what the policy is; None: as ``get_attribute`` says.
     """
 
     _fields = (
@@ -352,7 +362,7 @@ def spec_attribute(spec: PolicySpec, name: str) -> Any:
     """Return what DI-engine calls an attribute of a policy.
 
     Raises:
-        AttributeError: if there is none; the nearest names are listed.
+        UnknownAttribute: if there is none; the nearest names are listed.
     """
     own = _DI_ENGINE_NAMES.get(name, name)
     if hasattr(spec, own):
@@ -361,7 +371,7 @@ def spec_attribute(spec: PolicySpec, name: str) -> Any:
         return getattr(as_classic(spec.settings), name, None)
     known = [one.name for one in dataclasses.fields(spec)]
     known += [*_DI_ENGINE_NAMES, *CONFIG_ATTRIBUTES]
-    raise AttributeError(
+    raise UnknownAttribute(
         f"{spec.kind.__name__} has no attribute {name!r} here; "
         f"did you mean: {', '.join(nearest(name, known)) or 'nothing similar'}"
     )
@@ -681,7 +691,7 @@ def _per_env_forward(mode: Any) -> Callable[..., Any]:
     return forward
 
 
-def transitions_by(process: Callable[..., Mapping[str, Any]]) -> Callable[..., Batch]:
+def transitions_by(process: Callable[..., Any]) -> Callable[..., Batch]:
     """Return what makes the columns of a step with a function that makes single transitions."""
 
     def transitions(

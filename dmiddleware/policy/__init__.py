@@ -35,6 +35,7 @@ from dmiddleware.policy.iqn import IQNPolicy, IQNSettings
 from dmiddleware.policy.mappo import IPPOPolicy, MAPPOPolicy, MAPPOSettings
 from dmiddleware.policy.mdqn import MDQNPolicy, MDQNSettings
 from dmiddleware.policy.modes import (
+    AnyMode,
     CollectMode,
     EvalMode,
     HasModes,
@@ -43,6 +44,7 @@ from dmiddleware.policy.modes import (
     as_collect_mode,
     as_eval_mode,
     as_learn_mode,
+    spec_of,
 )
 from dmiddleware.policy.obs_norm import DatasetNormSettings, ObsNorm, ObsNormSettings
 from dmiddleware.policy.policy import Policy
@@ -100,6 +102,8 @@ __all__ = [
     "HasModes",
     "PolicySpec",
     "as_learn_mode",
+    "spec_of",
+    "AnyMode",
     "as_collect_mode",
     "as_eval_mode",
     "update_outputs",

@@ -237,7 +237,7 @@ class Component(Generic[M_co]):
                 self._apply = OpaqueStep(self.optimizer, self._parameters)
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of the optimizer, but not its options, which are those of this component.
+        """Restore a state of the optimizer, but not its options: the component keeps its own.
 
         A learning rate that follows a schedule is restored too; the next update sets it.
 

@@ -112,7 +112,7 @@ class UpdateRunner:
 
     Attributes:
         not_finite: a float32 scalar on the device, 1 after a step whose loss was not finite.
-        present: the settings that are schedules, with their present values. Those that change are
+        present: the settings that are schedules, with their present values. Values that change are
             scalars on the device, because a compiled update would not see a number change.
     """
 
@@ -422,8 +422,8 @@ def priorities_of_rows(
     """Join the priorities in the outputs of one forward, and find the rows that they are for.
 
     The ``priority`` of an output has one value for each row in its ``priority_index``. Without
-    ``priority_index``, it has one for each row of the batch, or for each of the rows after those of
-    the previous output. If a row gets several values, the last one counts.
+    ``priority_index``, it has one for each row of the batch, or for each row after the rows of the
+    previous output. If a row gets several values, the last one counts.
 
     Args:
         outputs: the outputs, in order.

@@ -25,6 +25,7 @@ from middleware.programs.parts import (
 )
 from middleware.record.experiment import Experiment, ExperimentResult, ExperimentSettings
 from middleware.record.snapshot import SnapshotSaver, SnapshotSaverSettings
+from middleware.support.replay import bind_to_policy
 from middleware.termination import TerminationChecker
 
 __all__ = ["OFFLINE", "make_dataset_buffer", "offline"]
@@ -41,7 +42,7 @@ def make_dataset_buffer(policy: Policy, rows: Batch, seed: int) -> TensorBuffer:
     if isinstance(policy, DecisionTransformerPolicy):
         rows, length = with_returns_to_go(rows), policy.context_length
     buffer = TensorBuffer(rows["done"].numel(), unroll_len=length, seed=seed)
-    buffer.bind(n_step=policy.n_step, discount=policy.discount)
+    bind_to_policy(buffer, policy.learn_mode)
     buffer.push(rows)
     return buffer
 

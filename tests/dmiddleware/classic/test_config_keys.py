@@ -158,7 +158,26 @@ def test_importance_weights_can_be_ignored(weighted, transitions):
 @pytest.mark.parametrize(
     ("name", "given", "own"),
     [
-        ("dqn", {"encoder_hidden_size_list": [8, 6]}, {"encoder_hidden_sizes": [8, 6]}),
+        (
+            "dqn",
+            {"encoder_hidden_size_list": [8, 6]},
+            {"encoder_hidden_sizes": [8, 6], "head_hidden_sizes": [6]},
+        ),
+        (
+            "c51",
+            {"encoder_hidden_size_list": [8, 6], "head_layer_num": 2},
+            {"encoder_hidden_sizes": [8, 6], "head_hidden_sizes": [6, 6]},
+        ),
+        (
+            "rainbow",
+            {"encoder_hidden_size_list": [8]},
+            {"encoder_hidden_sizes": [8], "head_hidden_sizes": [8]},
+        ),
+        (
+            "qrdqn",
+            {"encoder_hidden_size_list": [8], "head_hidden_size": 5},
+            {"encoder_hidden_sizes": [8], "head_hidden_sizes": [5]},
+        ),
         ("c51", {"n_atom": 11}, {"n_atoms": 11}),
         (
             "d4pg",
@@ -211,10 +230,26 @@ def test_images_have_their_convolutions_in_the_same_list():
     names = {name: tuple(one.shape) for name, one in theirs.eval_mode.state_dict()["model"].items()}
     assert names["encoder.convolutions.0.weight"] == (8, 4, 8, 8)
     assert names["encoder.linear.0.weight"][0] == 32
-    with pytest.raises(ConfigError, match="residual"):
-        create_policy(
-            {"type": "dqn", "model": {**shape, "encoder_hidden_size_list": [8, 16, 16, 16, 32]}}
-        )
+    assert names["head.0.weight"] == (32, 32)
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_three_sizes_for_an_image_are_convolutions_and_a_linear_layer(name):
+    model = {"obs_shape": [4, 84, 84], "action_shape": 3, "encoder_hidden_size_list": [8, 8, 24]}
+    policy = create_policy({"type": name, "model": model})
+    encoder = policy._model.encoder
+    assert [layer.out_channels for layer in encoder.convolutions[::2]] == [8, 8, 24]
+    assert encoder.linear.out_features == 24
+    assert policy.eval_mode.forward(torch.zeros(2, 4, 84, 84))["action"].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "word"), [([8, 16, 16, 16, 32], "1 residual"), ([8, 16], "too short")]
+)
+def test_an_encoder_that_no_network_has_is_refused(sizes, word):
+    model = {"obs_shape": [4, 84, 84], "action_shape": 3, "encoder_hidden_size_list": sizes}
+    with pytest.raises(ConfigError, match=word):
+        create_policy({"type": "dqn", "model": model})
 
 
 @pytest.mark.parametrize(

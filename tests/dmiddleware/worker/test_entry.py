@@ -1,6 +1,7 @@
 """serial_run and compile_config, with real policies and environments."""
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,9 @@ def test_a_parallel_config_compiles_too():
         (main_config(learn={"learner": {"train_iteration": 3}}), CREATE, ConfigError, "iterations"),
         (main_config(learn={"learner": 3}), CREATE, ConfigError, "dictionary"),
         (main_config(), CREATE | {"policies": {}}, ConfigError, "policies"),
+        (main_config(), CREATE | {"reward_model": {"type": "rnd"}}, ConfigError, "RewardLearner"),
+        (main_config() | {"reward_model": {"type": "rnd"}}, CREATE, ConfigError, "RewardLearner"),
+        (main_config(reward_model={"type": "rnd"}), CREATE, ConfigError, "RewardLearner"),
         (main_config(), CREATE | {"env": "CartPole-v1"}, ConfigError, "create.env"),
         (main_config(), CREATE | {"policy": {"type": "dqm"}}, RegistryError, "dqn"),
         (main_config(), CREATE | {"policy": {}}, ConfigError, "type"),
@@ -533,3 +537,56 @@ def test_a_run_shows_its_progress_on_the_screen(capsys):
 def test_both_configs_in_one_argument_name_the_remedy():
     with pytest.raises(ConfigError, match="serial_run"):
         serial_run((CARTPOLE_DQN, CREATE_CARTPOLE_DQN))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "word"),
+    [
+        ("env.n_bits", 4, "env: n_bits, desc"),
+        ("policy.other.her", {"her_strategy": "future"}, r"other.her \("),
+        ("policy.other.replay_buffer.sliced", True, r"replay_buffer.*sliced \("),
+        ("policy.collect.collector.get_train_sample", True, r"collector.*get_train_sample \("),
+    ],
+)
+def test_keys_of_di_engine_that_mean_nothing_here_are_kept_with_one_warning(
+    path, value, word, caplog
+):
+    cfg = main_config()
+    *sections, key = path.split(".")
+    section = cfg
+    for name in sections:
+        section = section.setdefault(name, {})
+    section[key] = value
+    if key == "n_bits":
+        section["desc"] = None
+    compiled = compile_config(cfg, CREATE)
+    kept = compiled
+    for name in (*sections, key):
+        kept = kept[name]
+    assert kept == value
+    warnings = [record.getMessage() for record in caplog.records if key in record.getMessage()]
+    assert len(warnings) == 1
+    assert re.search(word, warnings[0])
+
+
+def test_a_misspelled_key_of_the_env_is_refused():
+    cfg = main_config()
+    cfg["env"]["collector_env_nums"] = 3
+    with pytest.raises(ConfigError, match="collector_env_num"):
+        compile_config(cfg, CREATE)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("kind", ["dqn", "own"])
+def test_cuda_without_a_gpu_falls_back_with_a_warning(kind, caplog):
+    class Own(Policy):
+        def _forward_eval(self, data):
+            return {}
+
+    if kind == "own":
+        policy = Own({"cuda": True}, torch.nn.Linear(1, 1), enable_field=["eval"])
+    else:
+        policy = create_policy(compile_config(main_config(cuda=True), CREATE).policy)
+        assert policy.policy.cfg.cuda is False
+    assert (policy._device, policy._cuda, policy.cfg.cuda) == ("cpu", False, False)
+    assert "cuda=True has no effect" in caplog.text
