@@ -107,11 +107,13 @@ _READ_BY: Final[Mapping[str, tuple[str, ...]]] = {
 """Attributes that these hooks read in DI-engine, and do not read here."""
 _READ_IN_LEARNING: Final[Mapping[str, Any]] = {
     "priority": False,
-    "priority_IS_weight": False,
     "learn": {"ignore_done": False},
     "collect": {"unroll_len": 1},
 }
-"""Settings that DI-engine's policies read when they learn, and their defaults there."""
+"""Settings that DI-engine's policies read when they learn, and their defaults there.
+
+So does ``priority_IS_weight``, whose default there is False.
+"""
 _NEVER_CALLED: Final[Mapping[str, str]] = {
     "update": "_forward_learn(self, data)",
     "learn": "_forward_learn(self, data)",
@@ -182,6 +184,7 @@ class StockPolicy(CommandModePolicy):
         _check_methods(cls)
         if is_written:
             update_entries(cls.config, _missing(_READ_IN_LEARNING, entries_of(cls)))
+            cls.config["priority_IS_weight"] = False
             cls.learn_columns = vars(cls).get("learn_columns", ())
             cls.optional_columns = vars(cls).get("optional_columns")
         update_entries(cls.config, _in_names_of(cls, given))
