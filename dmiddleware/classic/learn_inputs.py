@@ -40,7 +40,7 @@ def default_preprocess_learn(
     Raises:
         ConfigError: for importance weights without priorities, or samples without them.
     """
-    columns = to_dict(data if isinstance(data, Batch) else collate_samples(data))
+    columns: dict[str, Any] = to_dict(data if isinstance(data, Batch) else collate_samples(data))
     action = columns["action"]
     is_discrete = isinstance(action, torch.Tensor) and not action.is_floating_point()
     for name in (*_NUMBERS, *(("action",) if is_discrete else ())):
