@@ -10,6 +10,7 @@ from torch import nn
 
 from dmiddleware.classic.di_engine_state import in_own_names as state_in_own_names
 from dmiddleware.classic.model_options import in_own_names
+from dmiddleware.classic.model_wrappers import model_wrap
 from dmiddleware.errors import ConfigError
 from dmiddleware.model import MODEL_REGISTRY, as_obs_shape, create_model
 
@@ -54,7 +55,6 @@ _FIXED: Final[Mapping[str, Mapping[str, Any]]] = {
 
 REFUSED: Final[Mapping[str, str]] = {
     "Mixer": "QMix has it as a part",
-    "model_wrap": "policies here keep target networks and recurrent states themselves",
 }
 
 
@@ -130,4 +130,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(name)
 
 
-__all__ = ["MODEL_REGISTRY", "create_model", *_MODELS, *_ALIASES]
+__all__ = ["MODEL_REGISTRY", "create_model", "model_wrap", *_MODELS, *_ALIASES]
