@@ -70,6 +70,7 @@ REFUSED_VALUES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
         (None, ""),
         "no algorithm here stays close to a pretrained policy; leave it out, with kl_beta",
     ),
+    "loss_type": (("mse_loss",), "behavior cloning minimizes the squared error; leave it out"),
     "learn.betas": ((), "Adam has its standard betas here; leave it out, and set learn.optimizer"),
 }
 """Settings that no algorithm here has: the values that change nothing, and what to do otherwise."""

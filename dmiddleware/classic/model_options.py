@@ -9,7 +9,6 @@ from torch import nn
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.model import MODEL_REGISTRY, QNetwork
-from dmiddleware.model.encoders import VECTOR_HIDDEN_SIZES
 from dmiddleware.model.model_registry import parameters_of
 
 __all__ = ["in_own_names"]
@@ -35,6 +34,7 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     "action_space": ("regression", "reparameterization"),
     "sigma_type": ("independent",),
     "bound_type": (None,),
+    "critic_head_type": ("categorical",),
     "res_link": (False,),
     "norm_type": (None,),
     "dropout": (None,),
@@ -76,8 +76,9 @@ def in_own_names(model: Mapping[str, Any], default_type: str) -> dict[str, Any]:
         return dict(model)
     build = MODEL_REGISTRY.get(name)
     own = _renamed(model, parameters_of(build))
-    if issubclass(build, QNetwork) and _HEAD not in own and "encoder_hidden_sizes" not in model:
-        own |= _head_of_q_network(own)
+    if issubclass(build, QNetwork) and "encoder_hidden_size_list" in model and _HEAD not in own:
+        # The head of DI-engine is as wide as its encoder if no width is given.
+        own[_HEAD] = [own["encoder_hidden_sizes"][-1]] * own.pop("head_layer_num", 1)
     return own
 
 
@@ -156,16 +157,6 @@ def _head(own: dict[str, Any], kind: str) -> list[int] | None:
     if width is None:
         width = (own.get("encoder_hidden_sizes") or [64])[-1] if n_layers else None
     return None if width is None else [width] * (n_layers or 1)
-
-
-def _head_of_q_network(own: dict[str, Any]) -> dict[str, Any]:
-    """Return the head that a Q-network of DI-engine has if no width is given: the encoder's."""
-    n_layers = own.pop("head_layer_num", 1)
-    if "encoder_hidden_sizes" in own:
-        return {_HEAD: [own["encoder_hidden_sizes"][-1]] * n_layers}
-    if not isinstance(own.get("obs_shape"), int):
-        return {}
-    return {_HEAD: [VECTOR_HIDDEN_SIZES[-1]] * n_layers}
 
 
 def _name_of(activation: nn.Module) -> str:

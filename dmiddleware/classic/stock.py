@@ -31,10 +31,11 @@ from dmiddleware.classic.modes import (
     as_learn_mode,
     command_mode_of,
 )
+from dmiddleware.classic.nstep_samples import nstep_samples
 from dmiddleware.classic.policy import CommandModePolicy, Policy, attribute_name
 from dmiddleware.classic.policy_config import ClassicSettings, config_entries, settings_from
 from dmiddleware.env import BatchedTimestep, EnvTimestep
-from dmiddleware.errors import PolicyError
+from dmiddleware.errors import PolicyError, RegistryError
 from dmiddleware.policy import POLICY_REGISTRY, PolicySettings, QLearningPolicy
 from dmiddleware.policy import Policy as CorePolicy
 from dmiddleware.policy import get_policy_cls as get_core_cls
@@ -51,6 +52,34 @@ _ALIASES: Final = {
     "cql_discrete": "discrete_cql", "dt": "decision_transformer", "sac_discrete": "discrete_sac",
 }  # fmt: skip
 """Names of DI-engine's configs for algorithms that have another name here."""
+_ABSENT: Final[Mapping[str, str]] = {
+    "acer": "use impala or ppo_offpolicy, which learn from older data too",
+    "atoc": "no algorithm here learns to communicate; use mappo",
+    "bdq": "use sac for continuous actions",
+    "collaq": "use qmix",
+    "coma": "use mappo",
+    "dqn_stdim": "no contrastive loss of observations is here; use dqn",
+    "happo": "use mappo",
+    "ibc": "use bc",
+    "madqn": "use qmix",
+    "mbsac": "world models are not here; use sac",
+    "ngu": "use r2d2, and explore by middleware.RewardLearner with RND",
+    "pc_bfs": "use bc",
+    "pd": "diffusion models are not here; use decision_transformer",
+    "ppg_offpolicy": "use ppo",
+    "ppo_stdim": "no contrastive loss of observations is here; use ppo",
+    "prompt_awr": "language models are not here",
+    "prompt_pg": "language models are not here",
+    "qgpo": "diffusion models are not here; use iql",
+    "qtran": "use qmix",
+    "r2d2_gtrxl": "no gated transformer is here; use r2d2",
+    "r2d3": "use r2d2",
+    "sqn": "use discrete_sac",
+    "stevesac": "world models are not here; use sac",
+    "td3_vae": "no autoencoder of actions is here; use td3",
+    "wqmix": "use qmix",
+}
+"""DI-engine's algorithms that are not here, and what to use instead."""
 _ATTRIBUTES: Final = "attributes"
 _HOOKS: Final[Mapping[str, str]] = {
     "learn": "_forward_learn",
@@ -244,7 +273,15 @@ class StockPolicy(CommandModePolicy):
         return answers
 
     def _get_train_sample(self, transitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Turn one trajectory into samples, with n-step returns or advantages."""
+        """Turn one trajectory into samples, with n-step returns or advantages.
+
+        For a ``_forward_learn`` of a subclass that learns from samples, the rewards of n steps
+        stay side by side, ``[n]``, as in DI-engine.
+        """
+        spec = self._stock.collect.spec
+        n, discount = spec.n_step, spec.discount
+        if self.learn_from == "samples" and n > 1 and discount is not None:
+            return nstep_samples(transitions, n, discount)
         samples: list[dict[str, Any]] = self._stock.collect.get_train_sample(transitions)
         return samples
 
@@ -284,8 +321,7 @@ class StockPolicy(CommandModePolicy):
 
     def _get_setting_collect(self, command_info: dict[str, Any]) -> dict[str, Any]:
         """Return the ε of the algorithm's schedule, if it has one."""
-        has_eps = "eps" in entries_of(type(self)).get("other", {})
-        eps = self.cfg.other.eps if has_eps else None
+        eps = self.cfg.other.eps if self._declares_eps() else None
         return command_mode_of(eps).get_setting_collect(command_info)
 
     # What others call.
@@ -300,6 +336,8 @@ class StockPolicy(CommandModePolicy):
         counts = {
             name: self.get_attribute(name) for name in ("batch_size", "n_sample", "n_episode")
         }
+        if not self._declares_eps():
+            counts["eps"] = None  # one in the config is not passed on
         return dataclasses.replace(
             stock,
             kind=stock.kind if "core" in vars(type(self)) else type(self),
@@ -483,6 +521,10 @@ class StockPolicy(CommandModePolicy):
                         f"{hook} does not read; write {hook} too, or set it in the config"
                     )
 
+    @classmethod
+    def _declares_eps(cls) -> bool:
+        return "eps" in entries_of(cls).get("other", {})
+
     def _own_states(self) -> dict[str, Any]:
         """Return the attributes that a subclass has set and that have a state, by name."""
         return {
@@ -517,8 +559,21 @@ def get_policy_cls(cfg: Mapping[str, Any]) -> type[Policy]:
         cfg = {**cfg, "type": name.removesuffix(_COMMAND)}
     if cfg.get("type") in _ALIASES:
         cfg = {**cfg, "type": _ALIASES[cfg["type"]]}
+    _check_present(cfg.get("type"))
     cls = get_core_cls(cfg)
     return cls if issubclass(cls, Policy) else _stock_class(cls)  # type: ignore[arg-type]  # a class is hashable
+
+
+def _check_present(name: object) -> None:
+    """Refuse an algorithm of DI-engine that is not here, unless a program has registered it.
+
+    Raises:
+        RegistryError: saying what to use instead.
+    """
+    if name in _ABSENT and name not in POLICY_REGISTRY:
+        raise RegistryError(
+            f"the algorithm {name!r} of DI-engine is not here; {_ABSENT[str(name)]}"
+        )
 
 
 def create_policy(cfg: Mapping[str, Any], **kwargs: Any) -> Policy:

@@ -16,23 +16,10 @@ import click
 from dmiddleware.ding.finder import NotHere, open_door
 from dmiddleware.errors import ConfigError
 
-__all__ = ["ding_command", "open_door_for", "run_file", "run_module"]
+__all__ = ["ding_command", "run_file", "run_module"]
 
 _RUNNERS: Final = (__file__, runpy.__file__, "<frozen runpy>")
 """Files whose frames a program that ``python`` runs would not have in its tracebacks."""
-
-
-def open_door_for(file: Path) -> None:
-    """Let the code of a file import ``ding``, ``ditk`` and the old ``gym``.
-
-    If the file is in a checkout of DI-engine, the code can import ``dizoo`` and the rest of the
-    checkout, too, after all that is on the import path already.
-    """
-    open_door()
-    for folder in file.resolve().parents:
-        if (folder / "dizoo").is_dir():
-            sys.path.append(str(folder))
-            return
 
 
 def run_file(file: Path, arguments: Sequence[str]) -> None:
@@ -54,7 +41,7 @@ def run_file(file: Path, arguments: Sequence[str]) -> None:
     sys.modules["__main__"] = main
     sys.argv[:] = [str(file), *arguments]
     _search_first(str(file.resolve().parent))
-    open_door_for(file)
+    open_door(file.parent)
     exec(code, main.__dict__)
 
 
@@ -65,7 +52,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
         ConfigError: if there is no such module.
         BaseException: what the program raises.
     """
-    open_door()
+    open_door(Path.cwd())
     _search_first(str(Path.cwd()))
     sys.argv[1:] = arguments
     try:

@@ -35,6 +35,10 @@ _FACES: Final[Mapping[str, str]] = {
 }
 """The packages that this door serves, and where their faces are."""
 
+_MOVED: Final = "pettingzoo.mpe"
+_MOVED_TO: Final = "mpe2"
+"""PettingZoo's particle envs, which are a package of their own today."""
+
 _ABOUT: Final = "dmiddleware.ding.about"
 """The face of ``ding`` itself."""
 
@@ -125,6 +129,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         root, _, rest = fullname.partition(".")
         if root == "dizoo":
             return _with_old_numbers(importlib.machinery.PathFinder.find_spec(fullname, path))
+        if fullname.startswith(_MOVED):
+            moved = fullname.replace(_MOVED, _MOVED_TO, 1)
+            return _view(fullname, moved) if _exists(moved) else None
         if root not in _FACES:
             return None
         if fullname in MODULE_NAMES or (root != "ding" and not rest):
@@ -181,8 +188,18 @@ def _with_old_numbers(
 _FINDER: Final = _Finder()
 
 
-def open_door() -> None:
-    """Serve ``ding``, ``ditk`` and ``gym`` in this process from now on; twice is once."""
+def open_door(folder: str | Path | None = None) -> None:
+    """Serve ``ding``, ``ditk`` and ``gym`` in this process from now on; twice is once.
+
+    Args:
+        folder: where the program is. If that is in a checkout of DI-engine, ``dizoo`` and the rest
+            of the checkout can be imported, too, after all that is on the import path already.
+    """
+    path = None if folder is None else Path(folder).resolve()
+    for place in () if path is None else (path, *path.parents):
+        if (place / "dizoo").is_dir():
+            sys.path += [] if str(place) in sys.path else [str(place)]
+            break
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
         add_first_import(__package__)

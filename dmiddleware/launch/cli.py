@@ -68,8 +68,9 @@ class _Command(click.Command):
         ours, arguments = args[:at], args[at + 1 :]
         try:
             _, rest, _ = self.make_parser(ctx).parse_args(list(ours))
-            if rest[:1] == ["train"]:
-                ours, words = ours[: -len(rest)], _words_of_zoo(rest[1:], ctx)
+            if rest[:1] in (["train"], ["classic"]):
+                words_of = _words_of_zoo if rest[0] == "train" else _words_of_config
+                ours, words = ours[: -len(rest)], words_of(rest[1:], ctx)
                 ours, arguments = [*ours, *words[:2]], [*words[2:], *arguments]
             ctx.params["arguments"] = tuple(arguments)
             return super().parse_args(ctx, ours)
@@ -107,6 +108,24 @@ def _words_of_zoo(words: list[str], ctx: click.Context) -> list[str]:
         return ["--main", tuned(algo).main, *train_arguments(algo, env, options)]
     except DMiddlewareError as error:
         raise click.UsageError(str(error), ctx) from error
+
+
+def _words_of_config(words: list[str], ctx: click.Context) -> list[str]:
+    """Return ``--main``, the program that runs a config file, and its arguments.
+
+    Raises:
+        UsageError: if the words name no file.
+    """
+    long_names = {"-c": "--file", "--config": "--file", "-s": "--seed"}
+    parts = [word.partition("=") for word in words]
+    named = [long_names.get(name, name) + equals + value for name, equals, value in parts]
+    if not any(word.partition("=")[0] == "--file" for word in named):
+        raise click.UsageError(
+            "name a config file after classic, such as: ditask --roles "
+            "coordinator=1,learner=1,collector=2 classic -c cartpole_dqn_config.py",
+            ctx,
+        )
+    return ["--main", "dmiddleware.worker.commands.run_config", *named]
 
 
 def _make_option(info: SettingInfo, flag: Flag) -> click.Option:
@@ -176,6 +195,8 @@ def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
       ditask --ding --package . --main ding.example.dqn.main --parallel-workers 4
     With tuned settings for an algorithm and an env:
       ditask --parallel-workers 4 train dqn CartPole-v1 --seed 3
+    A parallel config of DI-engine, as it is:
+      ditask --roles coordinator=1,learner=1,collector=2 classic -c cartpole_dqn_config.py
     Over tcp, with a key, so that others can join:
       openssl rand -hex 32 > run.key; chmod 600 run.key
       ditask --main examples.cartpole_dqn.main --parallel-workers 4

@@ -276,7 +276,7 @@ class JoinedNode:
     def _load(self, program: Program | bytes, package: str) -> Callable[[], Any]:
         if self._plan.ding:
             with kept_for_good():
-                importlib.import_module(THE_DOOR)
+                importlib.import_module(THE_DOOR).open_door(package or ".")
         if isinstance(program, bytes):
             with kept_for_good():
                 import cloudpickle

@@ -2,7 +2,13 @@
 
 from dmiddleware.model.action_mask import action_mask_of, masked_logit
 from dmiddleware.model.actor_critic import Actor, ActorCritic
-from dmiddleware.model.actor_q import ActorQ, EnsembleLinear, GaussianActor, QEnsemble
+from dmiddleware.model.actor_q import (
+    ActorQ,
+    CategoricalActorQ,
+    EnsembleLinear,
+    GaussianActor,
+    QEnsemble,
+)
 from dmiddleware.model.actor_qv import ActorQV, BoundedGaussianActor, StateValue
 from dmiddleware.model.decision_transformer import DecisionTransformer
 from dmiddleware.model.discrete_actor_q import DiscreteActorQ
@@ -68,6 +74,7 @@ __all__ = [
     "Actor",
     "ActorCritic",
     "ActorQ",
+    "CategoricalActorQ",
     "DiscreteActorQ",
     "GaussianActor",
     "QEnsemble",

@@ -153,16 +153,9 @@ class CategoricalQNetwork(QNetwork):
         v_max: float = 10.0,
         **options: Any,
     ) -> None:
-        n_atoms = checked("n_atoms", n_atoms, Count)
-        for name, value in (("v_min", v_min), ("v_max", v_max)):
-            checked(name, value, Number)
-        super().__init__(obs_shape, action_shape, outputs_per_action=n_atoms, **options)
-        if n_atoms < 2 or not v_min < v_max:
-            raise ValueError(
-                f"n_atoms must be at least 2 and v_min below v_max, got n_atoms={n_atoms}, "
-                f"v_min={v_min} and v_max={v_max}"
-            )
-        self.register_buffer("support", torch.linspace(v_min, v_max, n_atoms), persistent=False)
+        support = support_of_returns(n_atoms, v_min, v_max)
+        super().__init__(obs_shape, action_shape, outputs_per_action=len(support), **options)
+        self.register_buffer("support", support, persistent=False)
 
     def forward(self, obs: Nested, noise: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """Return the values and the distributions.
@@ -176,6 +169,25 @@ class CategoricalQNetwork(QNetwork):
         """
         log_prob = self._outputs(call(self.encoder, obs), noise).log_softmax(-1)
         return {"logit": (log_prob.exp() * self.support).sum(-1), "log_prob": log_prob}
+
+
+def support_of_returns(n_atoms: int, v_min: float, v_max: float) -> torch.Tensor:
+    """Return ``[n_atoms]``: returns from ``v_min`` to ``v_max``, evenly spaced.
+
+    Raises:
+        ConfigError: if ``n_atoms`` is not a positive integer, or ``v_min`` or ``v_max`` is not a
+            finite number.
+        ValueError: if ``v_min`` is not below ``v_max``, or there is one atom.
+    """
+    n_atoms = checked("n_atoms", n_atoms, Count)
+    for name, value in (("v_min", v_min), ("v_max", v_max)):
+        checked(name, value, Number)
+    if n_atoms < 2 or not v_min < v_max:
+        raise ValueError(
+            f"n_atoms must be at least 2 and v_min below v_max, got n_atoms={n_atoms}, "
+            f"v_min={v_min} and v_max={v_max}"
+        )
+    return torch.linspace(v_min, v_max, n_atoms)
 
 
 @MODEL_REGISTRY.register("quantile_q_network")

@@ -18,11 +18,13 @@ from dmiddleware.policy.component import (
     torch_optimizer,
 )
 from dmiddleware.policy.cql import CQLPolicy, CQLSettings
+from dmiddleware.policy.d4pg import D4PGPolicy, D4PGSettings
 from dmiddleware.policy.ddpg import DDPGPolicy, DDPGSettings, TD3Policy, TD3Settings
 from dmiddleware.policy.decision_transformer import (
     DecisionTransformerPolicy,
     DecisionTransformerSettings,
 )
+from dmiddleware.policy.discrete_cql import DiscreteCQLPolicy, DiscreteCQLSettings
 from dmiddleware.policy.discrete_sac import DiscreteSACPolicy, DiscreteSACSettings
 from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings, QRDQNPolicy, QRDQNSettings
 from dmiddleware.policy.dqn import DQNPolicy, DQNSettings
@@ -142,6 +144,8 @@ __all__ = [
     "DiscreteSACSettings",
     "DDPGPolicy",
     "DDPGSettings",
+    "D4PGPolicy",
+    "D4PGSettings",
     "TD3Policy",
     "TD3Settings",
     "TQCPolicy",
@@ -152,6 +156,8 @@ __all__ = [
     "TD3BCSettings",
     "CQLPolicy",
     "CQLSettings",
+    "DiscreteCQLPolicy",
+    "DiscreteCQLSettings",
     "IQLPolicy",
     "IQLSettings",
     "DecisionTransformerPolicy",

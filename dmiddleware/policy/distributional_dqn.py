@@ -133,7 +133,18 @@ class C51Policy(QLearningPolicy):
     def check_returns(
         self, returns: torch.Tensor, rest: torch.Tensor, rewards: torch.Tensor
     ) -> None:
-        """Refuse an env whose returns the support cannot hold; see :class:`ReturnSupport`."""
+        """Refuse an env whose returns the default of ``v_min`` or ``v_max`` cannot hold.
+
+        A learner calls it with the first rewards. It does nothing for a limit that was set.
+
+        Args:
+            returns: ``[N]`` float, discounted sums of consecutive rewards of an episode.
+            rest: ``[N]`` float, the discount of what follows them; 0 where the episode terminated.
+            rewards: ``[N]`` float, single rewards.
+
+        Raises:
+            ConfigError: with the returns, and a range that holds them.
+        """
         self._returns.check(returns, rest, rewards)
 
 

@@ -41,18 +41,7 @@ class ReturnSupport:
         self._has_warned = False
 
     def check(self, returns: torch.Tensor, rest: torch.Tensor, rewards: torch.Tensor) -> None:
-        """Refuse an env whose returns the default of ``v_min`` or ``v_max`` cannot hold.
-
-        A learner calls it with the first rewards. It does nothing for a limit that was set.
-
-        Args:
-            returns: ``[N]`` float, discounted sums of consecutive rewards of an episode.
-            rest: ``[N]`` float, the discount of what follows them; 0 where the episode terminated.
-            rewards: ``[N]`` float, single rewards.
-
-        Raises:
-            ConfigError: with the returns, and a range that holds them.
-        """
+        """Refuse returns outside of a default range; see :meth:`C51Policy.check_returns`."""
         if self._options is None:
             return
         low, high = float(self._support[0]), float(self._support[-1])

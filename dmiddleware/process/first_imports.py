@@ -1,4 +1,4 @@
-"""Modules that the processes of envs import before they receive the envs.
+"""Modules that the processes of envs and workers import before they receive what to do.
 
 A program whose modules are found in an unusual way, such as one of DI-engine, adds the module that
 makes them importable.
@@ -17,12 +17,12 @@ def first_imports() -> tuple[str, ...]:
 
 
 def add_first_import(name: str) -> None:
-    """Let processes of envs that start from now on import a module first."""
+    """Let processes of envs and workers that start from now on import a module first."""
     if name not in _names:
         _names.append(name)
 
 
 def remove_first_import(name: str) -> None:
-    """Let processes of envs that start from now on no longer import the module."""
+    """Let processes of envs and workers that start from now on no longer import the module."""
     if name in _names:
         _names.remove(name)

@@ -38,7 +38,9 @@ Options: TypeAlias = Mapping[str, Any]
 
 _ABSENT: Final[Mapping[str, str]] = {
     "beergame": "its env is in the files of dizoo only",
+    "bsuite": "bsuite has no interface of Gymnasium",
     "competitive_rl": "competitive_rl is not on a package index",
+    "dmc2gym": "tasks of dm_control have no interface of Gymnasium; EnvPool has many of them",
     "evogym": "Evolution Gym needs files of robots that dizoo has",
     "fake_competitive_rl": "its env is in the tests of DI-engine only",
     "gfootball": "gfootball has no release for a current Python",
@@ -56,6 +58,7 @@ _ABSENT: Final[Mapping[str, str]] = {
     "overcooked_game": "its env is in the files of dizoo only",
     "petting_zoo_pistonball": "its env is in the files of dizoo only",
     "pomdp": "its env is in the files of dizoo only",
+    "procgen": "procgen has no release for a current Python, and EnvPool's needs Qt 5",
     "rocket": "rocket-recycling is not on a package index",
     "slime_volley": "slimevolleygym has no release for a current Gymnasium",
     "smac": "SMAC needs the game StarCraft II, and is not on a package index",
@@ -426,6 +429,45 @@ def _d4rl(options: Options, is_train: bool, **kwargs: Any) -> Env:
     return _ScaledActions(env) if options["use_act_scale"] else env
 
 
+def _bitflip(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    return _BitFlip(int(options["n_bits"]))
+
+
+class _BitFlip(gym.Env[Any, Any]):
+    """Turn bits, one a step, until they are those of the goal.
+
+    The observation is the bits, and then those of the goal. The reward is 1 at the goal, where the
+    episode ends, and 0 before. An episode has ``n_bits`` steps at most.
+
+    Source: Andrychowicz et al., "Hindsight Experience Replay", 2017, section 3.1, where rewards are
+    one less.
+    """
+
+    def __init__(self, n_bits: int) -> None:
+        self.observation_space = gym.spaces.Box(0, 1, (2 * n_bits,), np.float32)
+        self.action_space = gym.spaces.Discrete(n_bits)
+        self._n_bits, self._n_steps = n_bits, 0
+        self._bits = self._goal = np.zeros(n_bits, np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._n_steps = 0
+        self._bits = self.np_random.integers(0, 2, self._n_bits).astype(np.float32)
+        self._goal = self._bits.copy()
+        while (self._goal == self._bits).all():
+            self._goal = self.np_random.integers(0, 2, self._n_bits).astype(np.float32)
+        return np.concatenate([self._bits, self._goal]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._n_steps += 1
+        self._bits[int(action)] = 1 - self._bits[int(action)]
+        is_there = bool((self._bits == self._goal).all())
+        is_over = self._n_steps >= self._n_bits and not is_there
+        return np.concatenate([self._bits, self._goal]), float(is_there), is_there, is_over, {}
+
+
 def _minigrid(options: Options, is_train: bool, **kwargs: Any) -> Env:
     for key in ("full_obs", "onehot_obs", "move_bonus"):
         if options[key]:
@@ -468,6 +510,7 @@ DIZOO_ENVS: Final[Mapping[str, DizooEnv]] = {
             "onehot_obs": False, "move_bonus": False,
         },
     ),
+    "bitflip": DizooEnv(_bitflip, {"n_bits": None}),
     "mountain_car": DizooEnv(_plain("MountainCar-v0"), unused=("env_id",)),
     "mujoco": DizooEnv(
         _mujoco,

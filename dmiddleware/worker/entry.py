@@ -13,6 +13,7 @@ from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.classic import (
+    EpisodeReplayBuffer,
     Policy,
     StockPolicy,
     create_buffer,
@@ -211,6 +212,11 @@ def serial_run(
             )
         )
         buffer = stack.enter_context(create_buffer(parts["replay_buffer"], **common))
+        if isinstance(buffer, EpisodeReplayBuffer):
+            raise ConfigError(
+                "serial_run pushes single transitions, and this replay buffer takes whole "
+                "episodes; set replay_buffer.type to 'advanced' or 'naive'"
+            )
         commander = None
         if hasattr(policy, "command_mode"):
             commander = BaseSerialCommander(

@@ -6,7 +6,7 @@ makes two updates, in a process of its own that is forked from a warm one.
 
 What a run has of its own, so that two updates come soon, is in :func:`_shrunk`: two envs at most,
 short episodes, small batches and few rows before the first update. Network, algorithm, env and its
-wrappers are those of the file. A config that learns from recorded data gets random rows of the
+wrappers are those of the file. A config for several ranks gets a process group of one. A config that learns from recorded data gets random rows of the
 spaces of its env.
 """
 
@@ -200,6 +200,8 @@ def _run(main: dict[str, Any], create: dict[str, Any], mode: str | None) -> None
 
     BaseLearner.train = counted  # type: ignore[method-assign]
     main, create = _shrunk(main, create)
+    if main["policy"].get("multi_gpu") or main["policy"]["learn"].get("multi_gpu"):
+        _join_group_of_one()
     if checked_mode(mode, main) in _OFFLINE:
         rows = Path("rows.safetensors")
         _save_random_rows(main, create, rows)
@@ -208,6 +210,15 @@ def _run(main: dict[str, Any], create: dict[str, Any], mode: str | None) -> None
         serial_run(main, create, 0, _N_UPDATES, show_progress=False)
     if n_updates < _N_UPDATES:
         raise RuntimeError(f"the run ended after {n_updates} updates")
+
+
+def _join_group_of_one() -> None:
+    """Be the one rank of a process group, as torchrun starts it."""
+    import torch.distributed
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{Path('ranks').resolve()}", rank=0, world_size=1
+    )
 
 
 def _shrunk(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,11 +23,12 @@ class Program:
 
     Args:
         roles: the role of each node.
-        parts: the roles of the chain's parts.
+        n_steps: how many steps each node runs.
     """
 
-    def __init__(self, roles: Mapping[int, Role], parts: tuple[Role, ...] = ROLES) -> None:
-        self.roles, self.parts = roles, parts
+    def __init__(self, roles: Mapping[int, Role], n_steps: int = 2) -> None:
+        self.roles, self.n_steps = roles, n_steps
+        self.done: Counter[int] = Counter()
         self.ran: set[tuple[int, Role]] = set()
         self.has: dict[int, list[Role]] = {}
         self.had: dict[int, list[Role]] = {}
@@ -42,14 +44,15 @@ class Program:
                 task.add_role(self.roles[number])
             self.has[number] = [role for role in ROLES if node.has_role(role)]
             task.use(Barrier())
-            for role in self.parts:
+            for role in ROLES:
                 task.use(self._part(number, role))
-            task.run(max_step=2)
+            task.run(max_step=self.n_steps)
 
     def _part(self, node_id: int, role: Role) -> Any:
         @middleware(roles=(role,))
         def work(ctx: OnlineRLContext) -> None:
             self.ran.add((node_id, role))
+            self.done[node_id] += 1
             self.peers[node_id] = {asked: ctx.task.participants(asked) for asked in ROLES}
 
         return work
@@ -80,6 +83,20 @@ def test_the_nodes_know_the_roles_of_each_other() -> None:
     for node_id, peers in program.peers.items():
         expected = {role: [n for n, its in REVERSED.items() if its == role] for role in ROLES}
         assert peers == {role: [n for n in expected[role] if n != node_id] for role in ROLES}
+
+
+@pytest.mark.parametrize("killed", [0, 2])
+def test_a_restarted_node_gets_its_role_again(killed: int) -> None:
+    program = Program(REVERSED, n_steps=200)
+    with Cluster(program, roles={"none": 3}) as cluster:
+        cluster.start()
+        assert cluster.wait_until(lambda: program.done[killed] == 5, 60.0)
+        cluster.kill(killed)
+        cluster.start(killed)
+        cluster.join(timeout_s=600.0)
+    assert program.ran == set(REVERSED.items())
+    assert program.done[killed] == 5 + 200
+    assert program.peers[1][REVERSED[killed]] == [killed]
 
 
 def test_a_node_without_a_role_is_refused_because_it_would_run_everything() -> None:

@@ -14,14 +14,28 @@ VECTOR = {"obs_shape": 4, "action_shape": 2}
 
 def config_of(name):
     model = dict(VECTOR)
-    if name in ("sac", "td3", "ddpg", "tqc", "cql", "td3_bc", "iql"):
+    if name in ("sac", "td3", "ddpg", "d4pg", "tqc", "cql", "td3_bc", "iql"):
         model["action_space"] = "continuous"
     return {"type": name, "model": model}
 
 
 @pytest.mark.parametrize(
     "name",
-    ["dqn", "sql", "mdqn", "c51", "rainbow", "qrdqn", "iqn", "fqf", "sac", "td3", "ppo", "a2c"],
+    [
+        "dqn",
+        "sql",
+        "mdqn",
+        "c51",
+        "rainbow",
+        "qrdqn",
+        "iqn",
+        "fqf",
+        "sac",
+        "td3",
+        "d4pg",
+        "ppo",
+        "a2c",
+    ],
 )
 def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
     cfg = {
@@ -69,6 +83,8 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
         ("fqf", {"learn": {"learning_rate_quantile": 1e-4}}, "learn.learning_rate", 1e-4),
         ("fqf", {"learn": {"learning_rate_fraction": 1e-8}}, "learn.learning_rate_fraction", 1e-8),
         ("fqf", {"learn": {"ent_coef": 0.1}}, "learn.entropy_weight", 0.1),
+        ("discrete_cql", {"learn": {"min_q_weight": 4.0}}, "learn.cql_alpha", 4.0),
+        ("cql", {"learn": {"min_q_weight": 10.0}}, "learn.cql_alpha", 5.0),
     ],
 )
 def test_settings_get_the_names_that_they_have_here(name, given, path, value, caplog):
@@ -152,9 +168,23 @@ def test_importance_weights_can_be_ignored(weighted, transitions):
             {"encoder_hidden_size_list": [8, 6], "head_layer_num": 2},
             {"encoder_hidden_sizes": [8, 6], "head_hidden_sizes": [6, 6]},
         ),
-        ("rainbow", {}, {"encoder_hidden_sizes": [128, 128, 64], "head_hidden_sizes": [64]}),
-        ("qrdqn", {"encoder_hidden_sizes": [8]}, {"encoder_hidden_sizes": [8]}),
+        (
+            "rainbow",
+            {"encoder_hidden_size_list": [8]},
+            {"encoder_hidden_sizes": [8], "head_hidden_sizes": [8]},
+        ),
+        (
+            "qrdqn",
+            {"encoder_hidden_size_list": [8], "head_hidden_size": 5},
+            {"encoder_hidden_sizes": [8], "head_hidden_sizes": [5]},
+        ),
         ("c51", {"n_atom": 11}, {"n_atoms": 11}),
+        (
+            "d4pg",
+            {"n_atom": 11, "action_space": "regression", "critic_head_hidden_size": 8,
+             "critic_head_type": "categorical"},
+            {"n_atoms": 11, "action_space": "continuous", "critic_hidden_sizes": [8, 8]},
+        ),
         ("qrdqn", {"num_quantiles": 5}, {"n_quantiles": 5}),
         ("fqf", {"num_quantiles": 5, "quantile_embedding_size": 8},
          {"n_quantiles": 5, "n_cosines": 8}),

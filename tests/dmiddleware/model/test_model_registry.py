@@ -74,7 +74,8 @@ def test_import_names_import_custom_networks(tmp_path, monkeypatch):
 
 def test_the_public_names_are_these():
     assert set(model.__all__) == {
-        "action_mask_of", "masked_logit", "QNetwork", "Actor", "ActorCritic", "ActorQ", "Network",
+        "action_mask_of", "masked_logit", "QNetwork", "Actor", "ActorCritic", "ActorQ",
+        "CategoricalActorQ", "Network",
         "CategoricalQNetwork", "QuantileQNetwork", "GaussianActor", "QEnsemble", "EnsembleLinear",
         "DecisionTransformer", "ActorQV", "BoundedGaussianActor", "StateValue",
         "ImplicitQuantileQNetwork", "FractionQuantileQNetwork", "DiscreteActorQ",

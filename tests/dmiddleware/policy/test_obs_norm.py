@@ -17,8 +17,10 @@ from dmiddleware.policy import (
     C51Policy,
     Component,
     CQLPolicy,
+    D4PGPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
+    DiscreteCQLPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
     FQFPolicy,
@@ -58,10 +60,11 @@ PLAIN = [
     QRDQNPolicy,
     IQNPolicy,
     FQFPolicy,
+    DiscreteCQLPolicy,
     RainbowPolicy,
     DiscreteSACPolicy,
 ]
-CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, TD3Policy]
+CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, D4PGPolicy, TD3Policy]
 OFFLINE = [CQLPolicy, TD3BCPolicy]
 TEAMS = [VDNPolicy, QMIXPolicy]
 

@@ -15,7 +15,7 @@ MAIN = {"exp_name": "exp", "env": {"id": "CartPole-v1"}, "policy": {"type": "dqn
 
 def test_the_router_needs_a_run_of_several_processes():
     with pytest.raises(ConfigError, match="ditask --roles coordinator=1"):
-        classic_run(MAIN)
+        classic_run(MAIN, {"communication": "router"})
 
 
 def test_flask_starts_its_workers_itself():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 from easydict import EasyDict
@@ -9,6 +10,7 @@ from easydict import EasyDict
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import middleware as declared
+from dmiddleware.policy import spec_of
 from dmiddleware.schedule import Schedule
 from middleware import EpisodeCollector as CoreEpisodeCollector
 from middleware import EpsGreedyHandler, InteractionEvaluator, OnlineRLContext, Role
@@ -23,6 +25,8 @@ __all__ = [
     "interaction_evaluator",
     "interaction_evaluator_ttorch",
 ]
+
+_log = logging.getLogger(__name__)
 
 _NEVER: Final = 1e9
 """DI-engine's stop value that no return reaches."""
@@ -43,9 +47,11 @@ def StepCollector(  # noqa: N802 (DI-engine's name)
     if collect.get("n_sample") is None:
         raise ConfigError("StepCollector needs policy.collect.n_sample, which the config lacks")
     n_sample = collect.n_sample * collect.get("unroll_len", 1)
-    return CoreStepCollector(
-        policy, env, n_sample=n_sample, random_steps=int(random_collect_size or 0)
-    )
+    random_steps = int(random_collect_size or 0)
+    if random_steps and spec_of(policy, user="StepCollector").on_policy:
+        _log.warning("random_collect_size has no effect: the policy learns from its own actions")
+        random_steps = 0
+    return CoreStepCollector(policy, env, n_sample=n_sample, random_steps=random_steps)
 
 
 def EpisodeCollector(  # noqa: N802 (DI-engine's name)

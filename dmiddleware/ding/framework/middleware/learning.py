@@ -6,26 +6,31 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import torch
 from easydict import EasyDict
 
 from dmiddleware.classic import DequeBuffer, DequeReplay
+from dmiddleware.ding.utils.data import offline_data_save_type
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import middleware as declared
-from dmiddleware.tree import Batch, cat
+from dmiddleware.tree import Batch, cat, flatten_lead, index_rows, to_dict
 from middleware import (
     DataPusher,
     GAEEstimator,
     MonteCarloReturnEstimator,
     NStepRewardEnhancer,
     OfflineDataSaver,
+    OfflineRLContext,
+    OnlineRLContext,
     OnPolicyLearner,
     PriorityCalculator,
     Role,
 )
 from middleware import OffPolicyLearner as CoreOffPolicyLearner
-from middleware.classic import offline_data_fetcher as core_offline_data_fetcher
+from middleware.base import BaseMiddleware
 from middleware.classic import offpolicy_data_fetcher as core_offpolicy_data_fetcher
 from middleware.classic import trainer as core_trainer
+from middleware.support.rows import rows_of
 
 __all__ = [
     "HERLearner",
@@ -48,7 +53,7 @@ __all__ = [
 _REPLAYS: Final[weakref.WeakKeyDictionary[DequeBuffer, DequeReplay]] = weakref.WeakKeyDictionary()
 
 
-def _replay(buffer: Any, cfg: EasyDict | None = None) -> Any:
+def _replay(buffer: Any) -> Any:
     """Return a deque buffer as the replay buffer of a chain, the same one for each middleware."""
     if isinstance(buffer, Mapping):
         raise ConfigError("a dictionary of buffers is that of PPG off-policy, which is not here")
@@ -69,6 +74,7 @@ class MixedReplay:
 
     def __init__(self, parts: Sequence[tuple[DequeReplay, float]]) -> None:
         self.parts = list(parts)
+        self.inside = tuple(replay for replay, _ in parts)
 
     @property
     def size(self) -> int:
@@ -114,9 +120,21 @@ class MixedReplay:
             replay.load_state_dict(part)
 
 
+class _Pusher(DataPusher):
+    """Pushes each whole episode as one item if the collector collects episodes, else rows."""
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Push."""
+        if not ctx.episodes:
+            super().__call__(ctx)
+            return
+        for episode in ctx.episodes:
+            self._buffer.buffer.push(episode)  # type: ignore[attr-defined]
+
+
 def data_pusher(cfg: EasyDict, buffer_: Any, group_by_env: bool | None = None) -> DataPusher:
     """Push what was collected: whole episodes if the collector collects episodes, else rows."""
-    return DataPusher(_replay(buffer_))
+    return _Pusher(_replay(buffer_))
 
 
 def sqil_data_pusher(cfg: EasyDict, buffer_: Any, expert: bool) -> Any:
@@ -162,11 +180,18 @@ def OffPolicyLearner(  # noqa: N802 (DI-engine's name)
         reward_model: changes the rewards of each batch by its ``estimate``.
         log_freq: no effect: the logger has the interval.
     """
-    replay = _replay(buffer_, cfg)
+    replay = _replay(buffer_)
     if reward_model is not None:
         replay = _Rewarded(replay, reward_model)
+    return _learner(cfg, policy, replay)
+
+
+def _learner(cfg: EasyDict, policy: Any, replay: Any) -> CoreOffPolicyLearner:
     n_updates = cfg.policy.learn.update_per_collect
-    return CoreOffPolicyLearner(policy, replay, update_per_collect=n_updates)
+    learner = CoreOffPolicyLearner(policy, replay, update_per_collect=n_updates)
+    # What others fill are the buffers inside.
+    learner.draws_from = getattr(replay, "inside", (replay,))
+    return learner
 
 
 class _Rewarded:
@@ -174,6 +199,7 @@ class _Rewarded:
 
     def __init__(self, replay: Any, reward_model: Any) -> None:
         self._replay, self._reward_model = replay, reward_model
+        self.inside = (replay,)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_replay"], name)
@@ -183,46 +209,101 @@ class _Rewarded:
 
     def sample_ahead(self, n: int, *, at_most: int, counters: Any = None) -> list[Batch]:
         drawn = self._replay.sample_ahead(n, at_most=at_most, counters=counters)
-        return [self._reward_model.estimate(batch) for batch in drawn]
+        return [rows_of(self._reward_model.estimate(_transitions(batch))) for batch in drawn]
+
+
+def _transitions(batch: Batch) -> list[dict[str, Any]]:
+    """Return the rows ``[N, …]`` or ``[T, E, …]`` of a batch, each a dictionary."""
+    rows = flatten_lead(batch, 2) if batch["done"].dim() > 1 else batch
+    return [to_dict(index_rows(rows, number)) for number in range(len(rows["done"]))]
 
 
 def HERLearner(  # noqa: N802 (DI-engine's name)
     cfg: EasyDict, policy: Any, buffer_: Any, her_reward_model: Any
 ) -> CoreOffPolicyLearner:
     """Learn from rows whose goals were replaced by ones that their episodes reached."""
-    replay = _Relabeled(_replay(buffer_), her_reward_model)
-    n_updates = cfg.policy.learn.update_per_collect
-    return CoreOffPolicyLearner(policy, replay, update_per_collect=n_updates)
+    return _learner(cfg, policy, _Relabeled(_replay(buffer_), her_reward_model))
 
 
 class _Relabeled(_Rewarded):
     """A buffer of whole episodes, whose batches are rows with other goals."""
 
     def __len__(self) -> int:
-        episodes = [item.data for item in self._replay.buffer.storage]
-        return sum(len(episode["done"]) for episode in episodes)
+        return sum(len(item.data["done"]) for item in self._replay.buffer.storage)
 
     def sample_ahead(self, n: int, *, at_most: int, counters: Any = None) -> list[Batch]:
         model = self._reward_model
         items = self._replay.buffer.sample(n if model.episode_size is None else model.episode_size)
-        return [cat([model.relabeled(item.data) for item in items])]
+        episodes = [part for item in items for part in model.estimate(_transitions(item.data))]
+        return [rows_of([_plain(row) for episode in episodes for row in episode])]
+
+
+def _plain(transition: dict[str, Any]) -> dict[str, Any]:
+    return {**transition, "reward": transition["reward"].reshape(()), "index": torch.tensor(0)}
 
 
 def offpolicy_data_fetcher(cfg: EasyDict, buffer_: Any, data_shortage_warning: bool = False) -> Any:
     """Draw a batch of ``cfg.policy.learn.batch_size`` rows into ``ctx.train_data``."""
-    return core_offpolicy_data_fetcher(
-        _replay(buffer_, cfg), batch_size=cfg.policy.learn.batch_size
-    )
+    return core_offpolicy_data_fetcher(_replay(buffer_), batch_size=cfg.policy.learn.batch_size)
+
+
+class _RowsFetcher(BaseMiddleware[OfflineRLContext]):
+    """Puts batches of rows in memory into ``ctx.train_data``, each epoch in another order."""
+
+    default_context = OfflineRLContext
+    roles = (Role.LEARNER,)
+    reads = ("train_epoch",)
+    writes = ("train_data", "train_epoch")
+
+    def __init__(self, rows: Batch, batch_size: int) -> None:
+        self._rows, self._batch_size = rows, batch_size
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def __call__(self, ctx: OfflineRLContext) -> None:
+        """Fetch a batch; what is left of an epoch and fills no batch is not learned from."""
+        n_rows = len(self._rows["done"])
+        if len(self._order) < self._batch_size:
+            ctx.train_epoch += int(ctx.train_iter > 0)
+            self._order = torch.randperm(n_rows)
+        index, self._order = self._order[: self._batch_size], self._order[self._batch_size :]
+        ctx.train_data = index_rows(self._rows, index)
+        ctx.trained_env_step += len(index)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rest of the epoch."""
+        return {"order": self._order}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._order = state["order"]
 
 
 def offline_data_fetcher(cfg: EasyDict, dataset: Any, collate_fn: Any = None) -> Any:
     """Read batches of ``cfg.policy.learn.batch_size`` rows of a dataset, epoch after epoch."""
-    return core_offline_data_fetcher(dataset, batch_size=cfg.policy.learn.batch_size)
+    rows = getattr(dataset, "rows", None)
+    if rows is None:
+        rows = rows_of([dataset[number] for number in range(len(dataset))], name="the dataset")
+    return _RowsFetcher(rows, min(cfg.policy.learn.batch_size, len(rows["done"])))
+
+
+class _Saver(OfflineDataSaver):
+    """Saves in a format of DI-engine's."""
+
+    def __init__(self, path: str, data_type: str) -> None:
+        super().__init__(path)
+        self._data_type = data_type
+
+    def close(self) -> None:
+        """Write the file, if any rows were collected."""
+        batches, self._batches = self._batches, []
+        if batches:
+            rows = [row for batch in batches for row in _transitions(batch)]
+            offline_data_save_type(rows, str(self._path), self._data_type)
 
 
 def offline_data_saver(data_path: str, data_type: str = "hdf5") -> OfflineDataSaver:
-    """Save what is collected to a file."""
-    return OfflineDataSaver(data_path)
+    """Save what is collected, as HDF5 to ``<name>_demos.hdf5``, or as ``naive`` to a pickle."""
+    return _Saver(data_path, data_type)
 
 
 def trainer(cfg: EasyDict, policy: Any, log_freq: int = 100) -> Any:
@@ -232,7 +313,7 @@ def trainer(cfg: EasyDict, policy: Any, log_freq: int = 100) -> Any:
 
     @declared(roles=(Role.LEARNER,), reads=("trajectories",))
     def train(ctx: Any) -> None:
-        policy.collect_data(ctx.trajectories)
+        policy.collect_data(_transitions(ctx.trajectories))
         policy.train()
 
     return train
@@ -278,7 +359,7 @@ def reward_estimator(cfg: EasyDict, reward_model: Any) -> Any:
 
     @declared(roles=(Role.LEARNER,), reads=("train_data",), writes=("train_data",))
     def estimate(ctx: Any) -> Iterator[None] | None:
-        ctx.train_data = reward_model.estimate(ctx.train_data)
+        ctx.train_data = rows_of(reward_model.estimate(_transitions(ctx.train_data)))
         return None
 
     return estimate
