@@ -5,8 +5,8 @@ contains PART, and the counts. Each config is compiled, its env and its policy a
 makes two updates, in a process of its own that is forked from a warm one.
 
 What a run has of its own, so that two updates come soon, is in :func:`_shrunk`: two envs at most,
-short episodes, small batches and few rows before the first update. Network, algorithm, env and its
-wrappers are those of the file. A config for several ranks gets a process group of one. A config that learns from recorded data gets random rows of the
+short episodes, small batches, few rows before the first update and a small replay buffer. Network,
+algorithm, env and its wrappers are those of the file. A config for several ranks gets a process group of one. A config that learns from recorded data gets random rows of the
 spaces of its env.
 """
 
@@ -41,6 +41,9 @@ _N_UPDATES: Final = 2
 _N_ENVS: Final = 2
 _EPISODE_STEPS: Final = 10
 _N_ROWS: Final = 32
+_N_SEQUENCES: Final = 4
+_OF_SEQUENCES: Final = ("r2d2", "impala")
+_REPLAY_SIZE: Final = 1000
 _N_OFFLINE_ROWS: Final = 120
 _OFFLINE: Final = ("serial_offline", "serial_bc", "bc", "serial_dt")
 _FOLDERS: Final = ("dizoo", "ding")
@@ -232,10 +235,15 @@ def _shrunk(
     env["evaluator_env_num"] = env["n_evaluator_episode"] = 1
     env.pop("stop_value", None)  # a short episode may reach it
     env.pop("replay_path", None)
-    env["wrappers"] = [f"gymnasium.wrappers:TimeLimit(max_episode_steps={_EPISODE_STEPS})"]
+    n_steps = _EPISODE_STEPS + policy.get("burnin_step", 0)
+    env["wrappers"] = [f"gymnasium.wrappers:TimeLimit(max_episode_steps={n_steps})"]
     create["env_manager"] = {"type": "base"}
     policy["cuda"] = False
     learn, collect = policy.setdefault("learn", {}), policy.setdefault("collect", {})
+    replay = policy.get("other", {}).get("replay_buffer", {})
+    if create.get("policy", {}).get("type") in _OF_SEQUENCES:
+        _limit(collect, "n_sample", _N_SEQUENCES)
+        _limit(learn, "batch_size", _N_SEQUENCES)
     n_steps = max(_N_ROWS, 2 * _unroll_len(policy))
     for section, key, limit in (
         (policy, "random_collect_size", n_steps),
@@ -245,7 +253,8 @@ def _shrunk(
         (policy, "batch_size", _N_ROWS // 2),
         (learn, "update_per_collect", _N_UPDATES),
         (learn, "epoch_per_collect", _N_UPDATES),
-        (policy.get("other", {}).get("replay_buffer", {}), "replay_buffer_start_size", n_steps),
+        (replay, "replay_buffer_start_size", n_steps),
+        (replay, "replay_buffer_size", _REPLAY_SIZE),
     ):
         _limit(section, key, limit)
     return main, create
