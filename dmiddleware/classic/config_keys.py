@@ -232,6 +232,13 @@ def _apply_switches(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
             _set(cfg, "learn.target_noise", 0.0)
         elif noise is True and _find(cfg, "learn.noise_sigma") is _ABSENT:
             _set(cfg, "learn.noise_sigma", 0.2)
+    weight = _ABSENT
+    if _find(entries, "learn.cql_alpha") is not _ABSENT:
+        weight = _pop(cfg, "learn.min_q_weight")
+    if weight is not _ABSENT and _find(cfg, "learn.cql_alpha") is _ABSENT:
+        # Squared errors of critics are halved here; the quantile loss is the same.
+        is_halved = _find(entries, "learn.lagrange_gap") is not _ABSENT
+        _set(cfg, "learn.cql_alpha", weight / 2 if is_halved else weight)
     if _find(cfg, "learn.grad_clip_type") not in (_ABSENT, "clip_norm"):
         _pop(cfg, "learn.grad_clip_value")
         _pop(cfg, "learn.clip_value")

@@ -31,6 +31,7 @@ from dmiddleware.classic.modes import (
     as_learn_mode,
     command_mode_of,
 )
+from dmiddleware.classic.nstep_samples import nstep_samples
 from dmiddleware.classic.policy import CommandModePolicy, Policy, attribute_name
 from dmiddleware.classic.policy_config import ClassicSettings, config_entries, settings_from
 from dmiddleware.env import BatchedTimestep, EnvTimestep
@@ -272,7 +273,15 @@ class StockPolicy(CommandModePolicy):
         return answers
 
     def _get_train_sample(self, transitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Turn one trajectory into samples, with n-step returns or advantages."""
+        """Turn one trajectory into samples, with n-step returns or advantages.
+
+        For a ``_forward_learn`` of a subclass that learns from samples, the rewards of n steps
+        stay side by side, ``[n]``, as in DI-engine.
+        """
+        spec = self._stock.collect.spec
+        n, discount = spec.n_step, spec.discount
+        if self.learn_from == "samples" and n > 1 and discount is not None:
+            return nstep_samples(transitions, n, discount)
         samples: list[dict[str, Any]] = self._stock.collect.get_train_sample(transitions)
         return samples
 

@@ -12,11 +12,13 @@ from dmiddleware.ding.program import remember_seed, run_folder
 from dmiddleware.errors import ConfigError
 from dmiddleware.worker import compile_config as core_compile_config
 from dmiddleware.worker import read_config
+from dmiddleware.worker.config_file import read_config_with_system
 from dmiddleware.worker.env_config import ENV_KEYS
 
-__all__ = ["compile_config", "read_config", "with_own_envs"]
+__all__ = ["compile_config", "read_config", "read_config_with_system", "with_own_envs"]
 
 REFUSED: Final[Mapping[str, str]] = {
+    "compile_config_parallel": "use parallel_pipeline, or classic_run of dmiddleware.worker",
     "parallel_transform": "ditask places the processes",
     "parallel_transform_slurm": "ditask --platform slurm places the processes",
     "save_config": "the compiled config is written to the run's folder",

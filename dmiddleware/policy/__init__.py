@@ -24,6 +24,7 @@ from dmiddleware.policy.decision_transformer import (
     DecisionTransformerPolicy,
     DecisionTransformerSettings,
 )
+from dmiddleware.policy.discrete_cql import DiscreteCQLPolicy, DiscreteCQLSettings
 from dmiddleware.policy.discrete_sac import DiscreteSACPolicy, DiscreteSACSettings
 from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings, QRDQNPolicy, QRDQNSettings
 from dmiddleware.policy.dqn import DQNPolicy, DQNSettings
@@ -155,6 +156,8 @@ __all__ = [
     "TD3BCSettings",
     "CQLPolicy",
     "CQLSettings",
+    "DiscreteCQLPolicy",
+    "DiscreteCQLSettings",
     "IQLPolicy",
     "IQLSettings",
     "DecisionTransformerPolicy",

@@ -30,7 +30,9 @@ from middleware.termination import TerminationChecker
 
 __all__ = ["OFFLINE", "make_dataset_buffer", "offline"]
 
-OFFLINE: Final = default_settings(("bc", "td3_bc", "cql", "iql", "decision_transformer"))
+OFFLINE: Final = default_settings(
+    ("bc", "td3_bc", "cql", "discrete_cql", "iql", "decision_transformer")
+)
 """The algorithms of :func:`offline`, and their default settings."""
 
 
@@ -39,7 +41,7 @@ def make_dataset_buffer(policy: Policy, rows: Batch, seed: int) -> TensorBuffer:
     length = None
     if isinstance(policy, DecisionTransformerPolicy):
         rows, length = with_returns_to_go(rows), policy.context_length
-    buffer = TensorBuffer(len(rows["done"]), unroll_len=length, seed=seed)
+    buffer = TensorBuffer(rows["done"].numel(), unroll_len=length, seed=seed)
     bind_to_policy(buffer, policy.learn_mode)
     buffer.push(rows)
     return buffer

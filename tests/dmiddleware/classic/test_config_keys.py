@@ -83,6 +83,8 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
         ("fqf", {"learn": {"learning_rate_quantile": 1e-4}}, "learn.learning_rate", 1e-4),
         ("fqf", {"learn": {"learning_rate_fraction": 1e-8}}, "learn.learning_rate_fraction", 1e-8),
         ("fqf", {"learn": {"ent_coef": 0.1}}, "learn.entropy_weight", 0.1),
+        ("discrete_cql", {"learn": {"min_q_weight": 4.0}}, "learn.cql_alpha", 4.0),
+        ("cql", {"learn": {"min_q_weight": 10.0}}, "learn.cql_alpha", 5.0),
     ],
 )
 def test_settings_get_the_names_that_they_have_here(name, given, path, value, caplog):

@@ -173,6 +173,37 @@ def test_an_own_optimizer_and_target_network_are_resumed(model, rows):
         resumed.learn_mode.load_state_dict(without)
 
 
+class Passing(DQN):
+    """Looks at the samples that the stock update gets."""
+
+    def _forward_learn(self, data):
+        self.seen = data
+        return super()._forward_learn(data)
+
+
+def test_samples_of_several_steps_have_their_rewards_side_by_side(model, rows):
+    cfg = {**model, "nstep": 3, "discount_factor": 0.5}
+    for row in rows:
+        row["terminated"] = row["done"] = torch.tensor(row is rows[-2])
+    rows[-1]["truncated"] = rows[-1]["done"] = torch.tensor(True)
+    episodes = [rows[:-1], rows[-1:]]
+    own, stock = Passing(cfg), DQN(cfg)
+    theirs, ours = (
+        [row for episode in episodes for row in policy.collect_mode.get_train_sample(episode)]
+        for policy in (own, stock)
+    )
+    assert [row["reward"].tolist() for row in theirs[:2]] == [
+        pytest.approx([float(rows[step + k]["reward"]) for k in range(3)]) for step in range(2)
+    ]
+    assert [float(row["value_gamma"]) for row in theirs[4:]] == [0.125, 0.25, 0.5, 0.5]
+    assert theirs[5]["reward"][2] == 0
+    assert torch.equal(theirs[0]["next_obs"], rows[2]["next_obs"])
+    assert bool(theirs[4]["done"])
+    got, expected = own.learn_mode.forward(theirs), stock.learn_mode.forward(ours)
+    assert len(own.seen) == len(rows)
+    assert got["total_loss"] == pytest.approx(expected["total_loss"])
+
+
 def test_the_models_that_di_engine_wraps_are_there(model, rows):
     class Usual(DQN):
         def _forward_learn(self, data):

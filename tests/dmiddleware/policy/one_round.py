@@ -29,6 +29,7 @@ from dmiddleware.policy import (
     D4PGPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
+    DiscreteCQLPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
     FQFPolicy,
@@ -60,6 +61,7 @@ VALUE_BASED = [
     QRDQNPolicy,
     IQNPolicy,
     FQFPolicy,
+    DiscreteCQLPolicy,
     RainbowPolicy,
     R2D2Policy,
 ]

@@ -20,6 +20,7 @@ from dmiddleware.policy import (
     D4PGPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
+    DiscreteCQLPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
     FQFPolicy,
@@ -59,6 +60,7 @@ PLAIN = [
     QRDQNPolicy,
     IQNPolicy,
     FQFPolicy,
+    DiscreteCQLPolicy,
     RainbowPolicy,
     DiscreteSACPolicy,
 ]

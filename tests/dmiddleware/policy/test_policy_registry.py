@@ -42,6 +42,8 @@ def test_the_public_names_are_these():
         "DecisionTransformerPolicy",
         "DecisionTransformerSettings",
         "DiscountedSettings",
+        "DiscreteCQLPolicy",
+        "DiscreteCQLSettings",
         "DiscreteSACPolicy",
         "DiscreteSACSettings",
         "EvalMode",

@@ -28,6 +28,7 @@ from dmiddleware.model import (
 from dmiddleware.policy import (
     BCPolicy,
     C51Policy,
+    DiscreteCQLPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
     FQFPolicy,
@@ -144,6 +145,13 @@ CASES = [
         SINGLE,
         {"eps": 0.5},
         {"double": False},
+    ),
+    Case(
+        DiscreteCQLPolicy,
+        tempted(QuantileQNetwork, n_quantiles=4),
+        SINGLE,
+        {"eps": 0.5},
+        {},
     ),
     *(
         Case(

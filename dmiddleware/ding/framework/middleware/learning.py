@@ -10,6 +10,7 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.classic import DequeBuffer, DequeReplay
+from dmiddleware.ding.utils.data import offline_data_save_type
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import middleware as declared
 from dmiddleware.tree import Batch, cat, flatten_lead, index_rows, to_dict
@@ -19,13 +20,14 @@ from middleware import (
     MonteCarloReturnEstimator,
     NStepRewardEnhancer,
     OfflineDataSaver,
+    OfflineRLContext,
     OnlineRLContext,
     OnPolicyLearner,
     PriorityCalculator,
     Role,
 )
 from middleware import OffPolicyLearner as CoreOffPolicyLearner
-from middleware.classic import offline_data_fetcher as core_offline_data_fetcher
+from middleware.base import BaseMiddleware
 from middleware.classic import offpolicy_data_fetcher as core_offpolicy_data_fetcher
 from middleware.classic import trainer as core_trainer
 from middleware.support.rows import rows_of
@@ -245,14 +247,63 @@ def offpolicy_data_fetcher(cfg: EasyDict, buffer_: Any, data_shortage_warning: b
     return core_offpolicy_data_fetcher(_replay(buffer_), batch_size=cfg.policy.learn.batch_size)
 
 
+class _RowsFetcher(BaseMiddleware[OfflineRLContext]):
+    """Puts batches of rows in memory into ``ctx.train_data``, each epoch in another order."""
+
+    default_context = OfflineRLContext
+    roles = (Role.LEARNER,)
+    reads = ("train_epoch",)
+    writes = ("train_data", "train_epoch")
+
+    def __init__(self, rows: Batch, batch_size: int) -> None:
+        self._rows, self._batch_size = rows, batch_size
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def __call__(self, ctx: OfflineRLContext) -> None:
+        """Fetch a batch; what is left of an epoch and fills no batch is not learned from."""
+        n_rows = len(self._rows["done"])
+        if len(self._order) < self._batch_size:
+            ctx.train_epoch += int(ctx.train_iter > 0)
+            self._order = torch.randperm(n_rows)
+        index, self._order = self._order[: self._batch_size], self._order[self._batch_size :]
+        ctx.train_data = index_rows(self._rows, index)
+        ctx.trained_env_step += len(index)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rest of the epoch."""
+        return {"order": self._order}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._order = state["order"]
+
+
 def offline_data_fetcher(cfg: EasyDict, dataset: Any, collate_fn: Any = None) -> Any:
     """Read batches of ``cfg.policy.learn.batch_size`` rows of a dataset, epoch after epoch."""
-    return core_offline_data_fetcher(dataset, batch_size=cfg.policy.learn.batch_size)
+    rows = getattr(dataset, "rows", None)
+    if rows is None:
+        rows = rows_of([dataset[number] for number in range(len(dataset))], name="the dataset")
+    return _RowsFetcher(rows, min(cfg.policy.learn.batch_size, len(rows["done"])))
+
+
+class _Saver(OfflineDataSaver):
+    """Saves in a format of DI-engine's."""
+
+    def __init__(self, path: str, data_type: str) -> None:
+        super().__init__(path)
+        self._data_type = data_type
+
+    def close(self) -> None:
+        """Write the file, if any rows were collected."""
+        batches, self._batches = self._batches, []
+        if batches:
+            rows = [row for batch in batches for row in _transitions(batch)]
+            offline_data_save_type(rows, str(self._path), self._data_type)
 
 
 def offline_data_saver(data_path: str, data_type: str = "hdf5") -> OfflineDataSaver:
-    """Save what is collected to a file."""
-    return OfflineDataSaver(data_path)
+    """Save what is collected, as HDF5 to ``<name>_demos.hdf5``, or as ``naive`` to a pickle."""
+    return _Saver(data_path, data_type)
 
 
 def trainer(cfg: EasyDict, policy: Any, log_freq: int = 100) -> Any:
