@@ -6,8 +6,8 @@ makes two updates, in a process of its own that is forked from a warm one.
 
 What a run has of its own, so that two updates come soon, is in :func:`_shrunk`: two envs at most,
 short episodes, small batches, few rows before the first update and a small replay buffer. Network,
-algorithm, env and its wrappers are those of the file. A config for several ranks gets a process group of one. A config that learns from recorded data gets random rows of the
-spaces of its env.
+algorithm, env and its wrappers are those of the file. A config for several ranks gets a process
+group of one. A config that learns from recorded data gets random rows of the spaces of its env.
 """
 
 from __future__ import annotations
@@ -147,11 +147,11 @@ def _row(path: Path, name: str) -> Row:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from dmiddleware.worker.config_file import read_config
+            from dmiddleware.worker.config_file import read_config_with_system
 
-            main, create = read_config(path)
+            main, create, system = read_config_with_system(path)
             group = _group(main, create)
-            _run(main, create, _mode(path))
+            _run(main, create, system, _mode(path))
     except DMiddlewareError as error:
         return Row(name, group, "refused", " ".join(str(error).split()))
     except BaseException as error:  # noqa: BLE001 (whatever it is, it is the row's reason)
@@ -181,13 +181,15 @@ def _mode(path: Path) -> str | None:
     return entries[0].replace("_pipeline", "") if entries else None
 
 
-def _run(main: dict[str, Any], create: dict[str, Any], mode: str | None) -> None:
+def _run(
+    main: dict[str, Any], create: dict[str, Any], system: dict[str, Any] | None, mode: str | None
+) -> None:
     """Make two updates, as ``ditask classic`` does without its limits.
 
     Raises:
         RuntimeError: if the run ends without them.
     """
-    from dmiddleware.worker import BaseLearner
+    from dmiddleware.worker import BaseLearner, classic_run
     from dmiddleware.worker.commands import checked_mode
     from dmiddleware.worker.entry import serial_run
     from dmiddleware.worker.offline_entry import offline_run
@@ -205,7 +207,13 @@ def _run(main: dict[str, Any], create: dict[str, Any], mode: str | None) -> None
     main, create = _shrunk(main, create)
     if main["policy"].get("multi_gpu") or main["policy"]["learn"].get("multi_gpu"):
         _join_group_of_one()
-    if checked_mode(mode, main) in _OFFLINE:
+    mode = checked_mode(mode, main)
+    if system is not None:
+        # The learner is another process; the run ends when it has made its updates.
+        main["policy"]["learn"].setdefault("learner", {})["train_iterations"] = _N_UPDATES
+        classic_run(main, system, create=create)
+        return
+    if mode in _OFFLINE:
         rows = Path("rows.safetensors")
         _save_random_rows(main, create, rows)
         offline_run(main, create, 0, _N_UPDATES, data=rows, show_progress=False)
