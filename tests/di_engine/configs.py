@@ -210,6 +210,7 @@ def _run(
     mode = checked_mode(mode, main)
     if system is not None:
         # The learner is another process; the run ends when it has made its updates.
+        main["env"].pop("wrappers")
         main["policy"]["learn"].setdefault("learner", {})["train_iterations"] = _N_UPDATES
         classic_run(main, system, create=create)
         return
