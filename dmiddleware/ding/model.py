@@ -10,6 +10,7 @@ from torch import nn
 
 from dmiddleware.classic.di_engine_state import in_own_names as state_in_own_names
 from dmiddleware.classic.model_options import in_own_names
+from dmiddleware.classic.model_wrappers import model_wrap
 from dmiddleware.errors import ConfigError
 from dmiddleware.model import MODEL_REGISTRY, create_model
 
@@ -52,10 +53,7 @@ _FIXED: Final[Mapping[str, Mapping[str, Any]]] = {
     "RainbowDQN": {"dueling": True, "noisy": True},
 }
 
-REFUSED: Final[Mapping[str, str]] = {
-    "Mixer": "QMix has it as a part",
-    "model_wrap": "policies here keep target networks and recurrent states themselves",
-}
+REFUSED: Final[Mapping[str, str]] = {"Mixer": "QMix has it as a part"}
 
 
 def _registered(name: str) -> bool:
@@ -93,4 +91,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(name)
 
 
-__all__ = ["MODEL_REGISTRY", "create_model", *_MODELS, *_ALIASES]
+__all__ = ["MODEL_REGISTRY", "create_model", "model_wrap", *_MODELS, *_ALIASES]
