@@ -13,8 +13,9 @@ __all__ = ["render"]
 _BEGINNING: Final = """# DI-engine's programs, configs and tests here
 
 This page is written by `python -m tests.di_engine CHECKOUT`, which runs what a checkout of
-[DI-engine](https://github.com/opendilab/DI-engine) has, unmodified. [](howto/from-di-engine.md) says how
-to run programs and configs of your own. Each line *runs*, is *refused* with the reason, or *fails*.
+[DI-engine](https://github.com/opendilab/DI-engine) has, unmodified.
+[](howto/from-di-engine.md) says how to run programs and configs of your own. Each line *runs*, is
+*refused* with the reason, or *fails*.
 
 """
 
