@@ -232,7 +232,7 @@ def _apply_switches(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
             _set(cfg, "learn.target_noise", 0.0)
         elif noise is True and _find(cfg, "learn.noise_sigma") is _ABSENT:
             _set(cfg, "learn.noise_sigma", 0.2)
-    weight = _ABSENT
+    weight: Any = _ABSENT
     if _find(entries, "learn.cql_alpha") is not _ABSENT:
         weight = _pop(cfg, "learn.min_q_weight")
     if weight is not _ABSENT and _find(cfg, "learn.cql_alpha") is _ABSENT:
