@@ -18,7 +18,7 @@ import torch
 
 from dmiddleware.process.terminal import printable
 from dmiddleware.torch_private import plain_torch
-from tests.warm_process import NewProcess, WarmProcess, warm_up
+from tests.warm_process import NewProcess, WarmProcess
 
 # The collector need not look at the modules and tests that stay until the end.
 gc.disable()
@@ -102,7 +102,6 @@ def _no_processes_in_test_fast(
 @pytest.fixture
 def warm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the processes that a test starts, where that makes no difference to it."""
-    warm_up()
     monkeypatch.setattr(subprocess, "Popen", WarmProcess)
 
 

@@ -27,6 +27,7 @@ from dmiddleware.classic.collate import (
 from dmiddleware.classic.di_engine_state import load_acting_state, load_learner_state
 from dmiddleware.classic.errors import UnknownAttribute
 from dmiddleware.classic.monitored import monitored_of
+from dmiddleware.classic.nstep_samples import with_summed_rewards
 from dmiddleware.classic.policy_config import ClassicSettings, as_classic
 from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import ConfigError, PolicyError
@@ -445,7 +446,12 @@ def _adapted_learn_mode(mode: core.LearnMode) -> LearnMode:
     spec, attributes = mode.spec, _Attributes(mode.spec)
 
     def forward(data: Batch | list[Any], **kwargs: Any) -> Any:
-        return mode.forward(collate_samples(data) if isinstance(data, list) else data, **kwargs)
+        if not isinstance(data, list):
+            return mode.forward(data, **kwargs)
+        batch = collate_samples(data)
+        if spec.discount is not None:
+            batch = with_summed_rewards(batch, spec.discount)
+        return mode.forward(batch, **kwargs)
 
     return LearnMode(
         forward=forward,

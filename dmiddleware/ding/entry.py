@@ -11,13 +11,13 @@ from typing import Any, Final
 from easydict import EasyDict
 from torch import nn
 
-from dmiddleware.ding.config import with_own_envs
+from dmiddleware.ding.config import import_those_here, with_own_envs
 from dmiddleware.ding.envs.base import get_vec_env_setting
+from dmiddleware.ding.envs.by_type import env_ids
 from dmiddleware.ding.envs.managers import get_env_manager_cls
 from dmiddleware.ding.registries import ENV_REGISTRY
-from dmiddleware.errors import ConfigError
-from dmiddleware.registry import import_modules
 from dmiddleware.worker import classic_run, offline_run, read_config, serial_run
+from dmiddleware.worker.config_file import read_config_with_system
 from dmiddleware.worker.entry import NO_LIMIT
 
 __all__ = [
@@ -137,12 +137,32 @@ def serial_pipeline_bc(
     return offline_run(main, create, seed, int(max_iter), model=model, data=data_path), False
 
 
-def parallel_pipeline(input_cfg: Config, seed: int = 0) -> Any:
-    """Train with a coordinator, learners and collectors, as ``ditask`` has started them."""
-    if isinstance(input_cfg, str | Path):
-        raise ConfigError("pass the main, create and system configs, or use ditask classic -c FILE")
-    main, create, system = input_cfg[0], input_cfg[1], input_cfg[2]
-    return classic_run({**main, **create}, system, seed)
+def parallel_pipeline(
+    input_cfg: Config,
+    seed: int = 0,
+    enable_total_log: bool = False,
+    disable_flask_log: bool = True,
+) -> Any:
+    """Train with a coordinator, learners and collectors.
+
+    Args:
+        input_cfg: the path of a config file, or the main, create and system configs.
+        seed: the seed of everything random.
+        enable_total_log: no effect: logs are in files below ``exp_name``.
+        disable_flask_log: no effect: requests are logged at the level DEBUG.
+
+    Returns:
+        Whether the training has reached its goal; see :func:`dmiddleware.worker.classic_run`.
+    """
+    main, create, system = (
+        read_config_with_system(Path(input_cfg)) if isinstance(input_cfg, str | Path) else input_cfg
+    )
+    described = _described(main, create)
+    if described.get("type") in ENV_REGISTRY:
+        main = with_own_envs(main)
+        main["env"] |= env_ids(described)
+        create = {name: section for name, section in create.items() if name != "env"}
+    return classic_run(main, system, seed, create=create)
 
 
 def _configs(input_cfg: Config) -> tuple[Any, Any]:
@@ -156,8 +176,7 @@ def _envs(
 ) -> Callable[[Any, str], Any] | None:
     """Return what makes the envs of a role from env classes of DI-engine; None: there are none."""
     if setting is None:
-        described = EasyDict(copy.deepcopy({**main.get("env", {}), **create.get("env", {})}))
-        _import_those_here(described.get("import_names") or ())
+        described = _described(main, create)
         if described.get("type") not in ENV_REGISTRY:
             return None
         setting = get_vec_env_setting(described)
@@ -171,10 +190,8 @@ def _envs(
     return make
 
 
-def _import_those_here(names: Sequence[str]) -> None:
-    for name in names:
-        try:
-            import_modules([name])
-        except ModuleNotFoundError as error:
-            if not str(name).startswith(str(error.name)):
-                raise  # The module is here, and lacks another.
+def _described(main: Mapping[str, Any], create: Mapping[str, Any]) -> EasyDict:
+    """Return the whole config of an env, after importing the modules that it names."""
+    described = EasyDict(copy.deepcopy({**main.get("env", {}), **create.get("env", {})}))
+    import_those_here(described.get("import_names") or ())
+    return described

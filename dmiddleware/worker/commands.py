@@ -178,7 +178,8 @@ def checked_mode(mode: str | None, main: Mapping[str, Any], data: str | None = N
     """
     if mode is None:
         return "serial_offline" if data is not None or names_data(main) else "serial"
-    if mode not in (*_ONLINE, *_OFFLINE):
-        instead = _ELSEWHERE.get(mode, f"the modes are {', '.join((*_ONLINE, *_OFFLINE))}")
+    modes = (*_ONLINE, *_OFFLINE, _PARALLEL)
+    if mode not in modes:
+        instead = _ELSEWHERE.get(mode, f"the modes are {', '.join(modes)}")
         raise ConfigError(f"the mode {mode} of DI-engine is not here; {instead}")
     return mode

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -89,7 +91,7 @@ class LaneReplay:
     """Learns from lanes, sequences that may go on over the end of an episode, as IMPALA does.
 
     ``other.replay_buffer.replay_buffer_size`` and ``learn.batch_size`` count lanes, as in
-    DI-engine.
+    DI-engine. A lane that ``max_use`` batches of the buffer's config have had is dropped.
 
     Args:
         cfg: the whole config.
@@ -104,8 +106,9 @@ class LaneReplay:
         self._batch_size = int(cfg.policy.learn.batch_size)
         self._n_updates = int(cfg.policy.learn.get("update_per_collect", 1))
         self._generator = torch.Generator().manual_seed(seed)
+        self._max_use = cfg.policy.other.replay_buffer.get("max_use") or math.inf
         self._rest: list[Any] = []
-        self._lanes: list[list[Any]] = []
+        self._lanes: list[_Lane] = []
 
     def begin(self, collector: ISerialCollector[Any, Any]) -> None:
         """Do nothing: actions that the policy did not choose have no probability."""
@@ -114,12 +117,22 @@ class LaneReplay:
         """Add the data to the lanes, and update the policy."""
         rows, length = [*self._rest, *data], self._length
         n_lanes = len(rows) // length
-        self._lanes += [rows[i * length : (i + 1) * length] for i in range(n_lanes)]
+        self._lanes += [_Lane(rows[i * length : (i + 1) * length]) for i in range(n_lanes)]
         self._rest = rows[n_lanes * length :]
         del self._lanes[: -self._size]
-        if len(self._lanes) < self._batch_size:
-            return
         for _ in range(self._n_updates):
-            drawn = torch.randperm(len(self._lanes), generator=self._generator)[: self._batch_size]
-            lanes = [stack([as_tree(row) for row in self._lanes[i]]) for i in drawn.tolist()]
+            if len(self._lanes) < self._batch_size:
+                return
+            order = torch.randperm(len(self._lanes), generator=self._generator)
+            drawn = [self._lanes[i] for i in order[: self._batch_size].tolist()]
+            for lane in drawn:
+                lane.n_uses += 1
+            self._lanes = [lane for lane in self._lanes if lane.n_uses < self._max_use]
+            lanes = [stack([as_tree(row) for row in lane.rows]) for lane in drawn]
             self._learner.train(stack(lanes, 1), envstep)
+
+
+@dataclass
+class _Lane:
+    rows: list[Any]
+    n_uses: int = 0

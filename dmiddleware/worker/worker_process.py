@@ -44,8 +44,9 @@ class WorkerProcess:
     def __init__(self, role: str, cfg: Mapping[str, Any]) -> None:
         self._role = role
         first = "".join(f"import {name}; " for name in first_imports())
+        code = f"import sys; sys.path[:] = {sys.path!r}; {first}from {__name__} import main; main()"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"{first}from {__name__} import main; main()"],
+            [sys.executable, "-c", code],
             env={**os.environ, THREADS_VARIABLE: str(chosen_threads())},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

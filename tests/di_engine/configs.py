@@ -5,9 +5,9 @@ contains PART, and the counts. Each config is compiled, its env and its policy a
 makes two updates, in a process of its own that is forked from a warm one.
 
 What a run has of its own, so that two updates come soon, is in :func:`_shrunk`: two envs at most,
-short episodes, small batches and few rows before the first update. Network, algorithm, env and its
-wrappers are those of the file. A config for several ranks gets a process group of one. A config that learns from recorded data gets random rows of the
-spaces of its env.
+short episodes, small batches, few rows before the first update and a small replay buffer. Network,
+algorithm, env and its wrappers are those of the file. A config for several ranks gets a process
+group of one. A config that learns from recorded data gets random rows of the spaces of its env.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ _N_UPDATES: Final = 2
 _N_ENVS: Final = 2
 _EPISODE_STEPS: Final = 10
 _N_ROWS: Final = 32
+_N_SEQUENCES: Final = 4
+_OF_SEQUENCES: Final = ("r2d2", "impala")
+_REPLAY_SIZE: Final = 1000
 _N_OFFLINE_ROWS: Final = 120
 _OFFLINE: Final = ("serial_offline", "serial_bc", "bc", "serial_dt")
 _FOLDERS: Final = ("dizoo", "ding")
@@ -144,11 +147,11 @@ def _row(path: Path, name: str) -> Row:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from dmiddleware.worker.config_file import read_config
+            from dmiddleware.worker.config_file import read_config_with_system
 
-            main, create = read_config(path)
+            main, create, system = read_config_with_system(path)
             group = _group(main, create)
-            _run(main, create, _mode(path))
+            _run(main, create, system, _mode(path))
     except DMiddlewareError as error:
         return Row(name, group, "refused", " ".join(str(error).split()))
     except BaseException as error:  # noqa: BLE001 (whatever it is, it is the row's reason)
@@ -178,13 +181,15 @@ def _mode(path: Path) -> str | None:
     return entries[0].replace("_pipeline", "") if entries else None
 
 
-def _run(main: dict[str, Any], create: dict[str, Any], mode: str | None) -> None:
+def _run(
+    main: dict[str, Any], create: dict[str, Any], system: dict[str, Any] | None, mode: str | None
+) -> None:
     """Make two updates, as ``ditask classic`` does without its limits.
 
     Raises:
         RuntimeError: if the run ends without them.
     """
-    from dmiddleware.worker import BaseLearner
+    from dmiddleware.worker import BaseLearner, classic_run
     from dmiddleware.worker.commands import checked_mode
     from dmiddleware.worker.entry import serial_run
     from dmiddleware.worker.offline_entry import offline_run
@@ -202,7 +207,14 @@ def _run(main: dict[str, Any], create: dict[str, Any], mode: str | None) -> None
     main, create = _shrunk(main, create)
     if main["policy"].get("multi_gpu") or main["policy"]["learn"].get("multi_gpu"):
         _join_group_of_one()
-    if checked_mode(mode, main) in _OFFLINE:
+    mode = checked_mode(mode, main)
+    if system is not None:
+        # The learner is another process; the run ends when it has made its updates.
+        main["env"].pop("wrappers")
+        main["policy"]["learn"].setdefault("learner", {})["train_iterations"] = _N_UPDATES
+        classic_run(main, system, create=create)
+        return
+    if mode in _OFFLINE:
         rows = Path("rows.safetensors")
         _save_random_rows(main, create, rows)
         offline_run(main, create, 0, _N_UPDATES, data=rows, show_progress=False)
@@ -232,10 +244,15 @@ def _shrunk(
     env["evaluator_env_num"] = env["n_evaluator_episode"] = 1
     env.pop("stop_value", None)  # a short episode may reach it
     env.pop("replay_path", None)
-    env["wrappers"] = [f"gymnasium.wrappers:TimeLimit(max_episode_steps={_EPISODE_STEPS})"]
+    n_steps = _EPISODE_STEPS + policy.get("burnin_step", 0)
+    env["wrappers"] = [f"gymnasium.wrappers:TimeLimit(max_episode_steps={n_steps})"]
     create["env_manager"] = {"type": "base"}
     policy["cuda"] = False
     learn, collect = policy.setdefault("learn", {}), policy.setdefault("collect", {})
+    replay = policy.get("other", {}).get("replay_buffer", {})
+    if create.get("policy", {}).get("type") in _OF_SEQUENCES:
+        _limit(collect, "n_sample", _N_SEQUENCES)
+        _limit(learn, "batch_size", _N_SEQUENCES)
     n_steps = max(_N_ROWS, 2 * _unroll_len(policy))
     for section, key, limit in (
         (policy, "random_collect_size", n_steps),
@@ -245,7 +262,8 @@ def _shrunk(
         (policy, "batch_size", _N_ROWS // 2),
         (learn, "update_per_collect", _N_UPDATES),
         (learn, "epoch_per_collect", _N_UPDATES),
-        (policy.get("other", {}).get("replay_buffer", {}), "replay_buffer_start_size", n_steps),
+        (replay, "replay_buffer_start_size", n_steps),
+        (replay, "replay_buffer_size", _REPLAY_SIZE),
     ):
         _limit(section, key, limit)
     return main, create

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from dmiddleware.ding.rl_utils.returns import nstep_return, nstep_return_data
+from dmiddleware.ding.rl_utils.returns import as_like, nstep_return, nstep_return_data
 from dmiddleware.ding.rl_utils.td_errors import Losses
 from dmiddleware.rl import categorical_target, quantile_huber_loss, taken_rows
 
@@ -83,7 +83,7 @@ def dist_nstep_td_error(
     next_prob = taken_rows(data.next_n_dist, data.next_n_act).detach()
     zeros = torch.zeros_like(data.reward[0])
     reward = nstep_return(nstep_return_data(data.reward, zeros, None), gamma, nstep)
-    discount = torch.as_tensor(gamma**nstep if value_gamma is None else value_gamma).to(reward)
+    discount = as_like(gamma**nstep if value_gamma is None else value_gamma, reward)
     target = categorical_target(
         next_prob.reshape(-1, n_atom),
         reward.repeat_interleave(n_agents),
@@ -92,7 +92,7 @@ def dist_nstep_td_error(
         support=torch.linspace(v_min, v_max, n_atom, device=reward.device),
     )
     losses = -(target * prob.reshape(-1, n_atom).log()).sum(-1)
-    weight = 1.0 if data.weight is None else torch.as_tensor(data.weight).to(losses)
+    weight = 1.0 if data.weight is None else as_like(data.weight, losses)
     if isinstance(weight, torch.Tensor) and weight.numel() > 1:
         weight = weight.reshape(-1).repeat_interleave(n_agents)
     return (losses * weight).mean(), losses
@@ -106,7 +106,7 @@ def qrdqn_nstep_td_error(
     ``q`` is ``[B, N, quantiles]``, and ``tau`` their fractions, ``[B, quantiles, 1]`` or a number.
     """
     quantiles = taken_rows(data.q, data.action)
-    tau = torch.as_tensor(data.tau).to(quantiles)
+    tau = as_like(data.tau, quantiles)
     tau = tau.squeeze(-1) if tau.dim() > 2 else tau
     return _quantile_loss(
         data,

@@ -13,6 +13,7 @@ from dmiddleware.rl.recurrence import discounted_scan
 
 __all__ = [
     "alive",
+    "as_like",
     "compute_q_retraces",
     "discount_cumsum",
     "gae",
@@ -35,6 +36,11 @@ __all__ = [
 gae_data = namedtuple("gae_data", "value next_value reward done traj_flag")
 nstep_return_data = namedtuple("nstep_return_data", "reward next_value done")
 td_lambda_data = namedtuple("td_lambda_data", "value reward weight")
+
+
+def as_like(x: Any, target: torch.Tensor) -> torch.Tensor:
+    """Return a number or a tensor in the dtype and on the device of ``target``."""
+    return torch.as_tensor(x, dtype=target.dtype, device=target.device)
 
 
 def view_similar(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -100,16 +106,15 @@ def nstep_return(data: Any, gamma: Any, nstep: int, value_gamma: Any = None) -> 
     if reward.shape[0] != nstep:
         raise ValueError(f"there are {reward.shape[0]} rewards, but nstep is {nstep}")
     if isinstance(gamma, list):
-        base = torch.stack([torch.as_tensor(number) for number in gamma]).to(reward)
+        base = torch.stack([as_like(number, reward) for number in gamma])
     elif isinstance(gamma, float | int):
-        base = torch.tensor(gamma, dtype=reward.dtype, device=reward.device)
+        base = as_like(gamma, reward)
     else:
         raise TypeError(f"gamma must be a number or a list of them, got {type(gamma).__name__}")
     powers = torch.stack([base**k for k in range(nstep)])
     total = (reward * view_similar(powers, reward)).sum(0)
-    value_gamma = base**nstep if value_gamma is None else torch.as_tensor(value_gamma)
-    value_gamma = view_similar(value_gamma.to(next_value), next_value)
-    bootstrap: torch.Tensor = value_gamma * next_value * alive(data.done, next_value)
+    discount = base**nstep if value_gamma is None else as_like(value_gamma, next_value)
+    bootstrap = view_similar(discount, next_value) * next_value * alive(data.done, next_value)
     return view_similar(total, next_value) + bootstrap
 
 
@@ -129,7 +134,7 @@ def multistep_forward_view(
         lambda_: a number or ``[T, B]``; that of the last step is not used.
         done: ``[T, B]``, where an episode ends.
     """
-    gammas, lambda_ = (torch.as_tensor(x).to(rewards).expand_as(rewards) for x in (gammas, lambda_))
+    gammas, lambda_ = (as_like(x, rewards).expand_as(rewards) for x in (gammas, lambda_))
     gammas = gammas * alive(done, rewards)
     total = rewards[-1] + gammas[-1] * bootstrap_values[-1]
     totals = [total]

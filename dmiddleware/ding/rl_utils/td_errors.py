@@ -17,13 +17,14 @@ from torch import nn
 
 from dmiddleware.ding.rl_utils.returns import (
     alive,
+    as_like,
     nstep_return,
     nstep_return_data,
     value_inv_transform,
     value_transform,
     view_similar,
 )
-from dmiddleware.rl import taken_rows
+from dmiddleware.rl import soft_value, taken_rows
 
 __all__ = [
     "bdq_nstep_td_error",
@@ -79,7 +80,7 @@ def _compare(estimate: torch.Tensor, target: torch.Tensor, weight: Any, criterio
 def _weighted(losses: torch.Tensor, weight: Any) -> torch.Tensor:
     if weight is None:
         return losses
-    return losses * view_similar(torch.as_tensor(weight).to(losses), losses)
+    return losses * view_similar(as_like(weight, losses), losses)
 
 
 def _target(
@@ -94,7 +95,7 @@ def _target(
     """Return ``[B, …]``: discounted rewards, or their sum if it is given, and the next value."""
     if not cum_reward:
         return nstep_return(nstep_return_data(reward, value, done), gamma, nstep, value_gamma)
-    discount = torch.as_tensor(gamma**nstep if value_gamma is None else value_gamma).to(value)
+    discount = as_like(gamma**nstep if value_gamma is None else value_gamma, value)
     bootstrap = view_similar(discount, value) * value * alive(done, value)
     return view_similar(reward, value) + bootstrap
 
@@ -128,9 +129,8 @@ def m_q_1step_td_error(
         where the log-policy was clipped.
     """
     q, target_q, next_q, act, reward, done, weight = data
-    bonus = _at(tau * torch.log_softmax(target_q / tau, -1), act)
-    log_policy = tau * torch.log_softmax(next_q / tau, -1)
-    next_v = (torch.softmax(next_q / tau, -1) * (next_q - log_policy)).sum(-1)
+    bonus = _at(target_q, act) - soft_value(target_q, tau)
+    next_v = soft_value(next_q, tau)
     clipped = (bonus.abs() > 1.0).float().unsqueeze(-1)
     reward = reward + alpha * bonus.clamp(-1.0, 1.0)
     target = _target(next_v, reward, done, gamma, 1, None, cum_reward=True)
@@ -230,7 +230,7 @@ def q_nstep_sql_td_error(
     not used.
     """
     q, next_n_q, action, _, reward, done, weight = data
-    soft = alpha * torch.logsumexp(next_n_q / alpha, -1)
+    soft = soft_value(next_n_q, alpha)
     target = _target(soft, reward, done, gamma, nstep, value_gamma, cum_reward)
     return *_compare(_at(q, action), target, weight, criterion), soft.detach().clone()
 

@@ -15,7 +15,7 @@ from dmiddleware.classic import (
 )
 from dmiddleware.classic.model_wrappers import model_wrap
 from dmiddleware.env import EnvTimestep
-from dmiddleware.errors import CheckpointMismatch, PolicyError
+from dmiddleware.errors import CheckpointMismatch, ConfigError, PolicyError
 from dmiddleware.model import MODEL_REGISTRY
 from dmiddleware.policy import POLICY_REGISTRY, DQNPolicy
 from dmiddleware.worker import serial_run
@@ -173,6 +173,37 @@ def test_an_own_optimizer_and_target_network_are_resumed(model, rows):
         resumed.learn_mode.load_state_dict(without)
 
 
+class Passing(DQN):
+    """Looks at the samples that the stock update gets."""
+
+    def _forward_learn(self, data):
+        self.seen = data
+        return super()._forward_learn(data)
+
+
+def test_samples_of_several_steps_have_their_rewards_side_by_side(model, rows):
+    cfg = {**model, "nstep": 3, "discount_factor": 0.5}
+    for row in rows:
+        row["terminated"] = row["done"] = torch.tensor(row is rows[-2])
+    rows[-1]["truncated"] = rows[-1]["done"] = torch.tensor(True)
+    episodes = [rows[:-1], rows[-1:]]
+    own, stock = Passing(cfg), DQN(cfg)
+    theirs, ours = (
+        [row for episode in episodes for row in policy.collect_mode.get_train_sample(episode)]
+        for policy in (own, stock)
+    )
+    assert [row["reward"].tolist() for row in theirs[:2]] == [
+        pytest.approx([float(rows[step + k]["reward"]) for k in range(3)]) for step in range(2)
+    ]
+    assert [float(row["value_gamma"]) for row in theirs[4:]] == [0.125, 0.25, 0.5, 0.5]
+    assert theirs[5]["reward"][2] == 0
+    assert torch.equal(theirs[0]["next_obs"], rows[2]["next_obs"])
+    assert bool(theirs[4]["done"])
+    got, expected = own.learn_mode.forward(theirs), stock.learn_mode.forward(ours)
+    assert len(own.seen) == len(rows)
+    assert got["total_loss"] == pytest.approx(expected["total_loss"])
+
+
 def test_the_models_that_di_engine_wraps_are_there(model, rows):
     class Usual(DQN):
         def _forward_learn(self, data):
@@ -249,7 +280,49 @@ def test_an_own_model_to_collect_with_acts(model):
     assert policy.collect_mode.forward({4: obs[0]}, eps=0.0)[4]["action"].shape == ()
 
 
-@pytest.mark.parametrize("name", ["_optimizer", "_gamma", "_model", "_learn_model"])
+def test_the_stock_update_uses_the_optimizer_of_a_subclass(model, rows):
+    class Still(DQN):
+        def _init_learn(self):
+            super()._init_learn()
+            self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.0)
+
+    class Fast(DQN):
+        def _init_learn(self):
+            self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.5, momentum=0.9)
+
+    still, fast = Still(model), Fast(model)
+    before = copy.deepcopy(dict(still._model.state_dict()))
+    for policy in (still, fast):
+        assert policy.learn_mode.forward(rows)["total_loss"] > 0
+    assert same(before, dict(still._model.state_dict()))
+    assert not same(before, dict(fast._model.state_dict()))
+    assert fast._optimizer is fast.policy.components["q"].optimizer
+    state = fast.learn_mode.state_dict()
+    assert "momentum_buffer" in state["optimizer"]["q"]["state"]["0"]
+    resumed = Fast({**model, "seed": 3})
+    resumed.learn_mode.load_state_dict(state)
+    for policy in (fast, resumed):
+        policy.learn_mode.forward(rows)
+    assert same(dict(fast._model.state_dict()), dict(resumed._model.state_dict()))
+
+
+def test_an_optimizer_that_the_algorithm_cannot_use_is_refused(model):
+    class Half(DQN):
+        def _init_learn(self):
+            self._optimizer = torch.optim.SGD([next(self._model.parameters())], lr=0.1)
+
+    with pytest.raises(ConfigError, match="parameters"):
+        Half(model)
+
+    class WithActor(DQN):
+        def _init_learn(self):
+            self._optimizer_actor = torch.optim.SGD(self._model.parameters(), lr=0.1)
+
+    with pytest.raises(PolicyError, match=r"_optimizer_actor.*trains q"):
+        WithActor(model)
+
+
+@pytest.mark.parametrize("name", ["_gamma", "_model", "_learn_model", "_target_model"])
 def test_an_attribute_that_no_hook_reads_is_refused(name, model):
     class Ignored(DQN):
         def _init_learn(self):

@@ -5,6 +5,8 @@ import sys
 import psutil
 import pytest
 
+from tests.warm_process import warm_up
+
 # The envs that the tests use must have a name that other processes can import.
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
@@ -22,8 +24,9 @@ def only_new_objects_are_collected():
 
 
 @pytest.fixture
-def leaves_nothing_behind(only_new_objects_are_collected, warm_processes):
+def leaves_nothing_behind(only_new_objects_are_collected):
     """Checks that a test leaves no process, file descriptor or shared memory."""
+    warm_up()
     gc.collect()
     process = psutil.Process()
     n_fds = process.num_fds()

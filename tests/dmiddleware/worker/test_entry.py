@@ -490,7 +490,6 @@ def test_misspelled_keys_of_the_create_config_are_refused(path, near):
     ("path", "value", "word"),
     [
         ("env__frame_stack", 4, "wrappers"),
-        ("env__norm_obs", {"use_norm": True}, "obs_norm"),
         ("env__norm_reward", {"use_norm": True}, "reward_norm"),
         ("env__rew_clip", True, "env.kwargs"),
         ("env__collector_env_num", 0, "env.collector_env_num"),
@@ -508,12 +507,54 @@ def test_keys_that_are_off_are_accepted():
     compile_config(main, changed(CREATE_CARTPOLE_DQN, env_manager=manager))
 
 
-def test_an_algorithm_that_learns_from_sequences_is_refused():
+def test_normalization_of_an_env_becomes_that_of_the_policy():
+    main = changed(CARTPOLE_DQN, env__norm_obs={"use_norm": True})
+    cfg = compile_config(main, CREATE_CARTPOLE_DQN)
+    assert cfg.policy.obs_norm is True
+    assert "norm_obs" not in cfg.env
+
+
+def test_an_algorithm_that_learns_from_whole_rollouts_is_refused():
     main = main_config(learn={"batch_size": 4})
     del main["policy"]["learn"]["update_per_collect"]
-    for name in ("r2d2", "impala"):
-        with pytest.raises(ConfigError, match="sequences"):
-            serial_run(main, {**CREATE, "policy": {"type": name}}, max_train_iter=1)
+    create = {**CREATE, "policy": {"type": "ppo_recurrent"}}
+    with pytest.raises(ConfigError, match="sequences"):
+        serial_run(main, create, max_train_iter=1)
+
+
+def sequence_config(**policy):
+    main = main_config(learn={"batch_size": 4, "update_per_collect": 2})
+    main["policy"] |= {"unroll_len": 5, **policy}
+    main["policy"]["collect"] = {"n_sample": 4}
+    return main
+
+
+def test_r2d2_learns_from_prioritized_sequences():
+    main = sequence_config(priority=True, burnin_step=2, nstep=2)
+    policy = serial_run(main, {**CREATE, "policy": {"type": "r2d2"}}, max_train_iter=4)
+    assert policy.get_attribute("train_iter") >= 4
+
+
+def test_impala_drops_lanes_that_it_has_learned_from_often_enough(monkeypatch):
+    shapes = []
+    train = BaseLearner.train
+
+    def noted(learner, batch, *args, **kwargs):
+        shapes.append(tuple(batch["done"].shape))
+        return train(learner, batch, *args, **kwargs)
+
+    monkeypatch.setattr(BaseLearner, "train", noted)
+    main = sequence_config(other={"replay_buffer": {"max_use": 1}})
+    create = {**CREATE, "policy": {"type": "impala"}, "replay_buffer": {"type": "advanced"}}
+    serial_run(main, create, max_train_iter=2)
+    # Four lanes of five steps come with each collection, and one update uses all of them.
+    assert shapes == [(5, 4), (5, 4)]
+
+
+def test_a_buffer_of_episodes_is_refused():
+    create = {**CREATE, "replay_buffer": {"type": "episode"}}
+    with pytest.raises(ConfigError, match="episodes"):
+        serial_run(main_config(), create, max_train_iter=1)
 
 
 def test_each_evaluation_is_recorded_in_the_replay_path():
