@@ -41,6 +41,7 @@ from dmiddleware.policy.modes import (
     as_learn_mode,
 )
 from dmiddleware.policy.obs_norm import DatasetNormSettings, ObsNorm, ObsNormSettings
+from dmiddleware.policy.pg import PGPolicy, PGSettings
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.policy_settings import DiscountedSettings, PolicySettings
@@ -119,6 +120,8 @@ __all__ = [
     "PPOSettings",
     "RecurrentPPOPolicy",
     "RecurrentPPOSettings",
+    "PGPolicy",
+    "PGSettings",
     "A2CPolicy",
     "A2CSettings",
     "IMPALAPolicy",

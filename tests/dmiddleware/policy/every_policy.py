@@ -23,6 +23,7 @@ from dmiddleware.policy import (
     IQLPolicy,
     IQNPolicy,
     MAPPOPolicy,
+    PGPolicy,
     PPOPolicy,
     QMIXPolicy,
     QRDQNPolicy,
@@ -35,8 +36,9 @@ from dmiddleware.policy import (
     TQCPolicy,
     VDNPolicy,
 )
-from dmiddleware.rl import with_returns_to_go
+from dmiddleware.rl import discounted_return, with_returns_to_go
 from dmiddleware.rollout import RolloutCollector
+from dmiddleware.tree import with_columns
 from middleware.advantage import AdvantageEstimator
 from tests.dmiddleware.team_envs import CountingTeam
 from tests.variants import mostly_slow
@@ -59,7 +61,7 @@ CONTINUOUS: list[Any] = [
     CQLPolicy,
     IQLPolicy,
 ]
-ON_POLICY: list[Any] = [PPOPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy]
+ON_POLICY: list[Any] = [PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy]
 CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
 TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, IPPOPolicy, MAPPOPolicy]
 EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *CLONING, *TEAMS]
@@ -130,7 +132,10 @@ def batch_for(policy: Any, n_rows: int = 16) -> Batch:
 
 def on_policy_batch(policy: Any, rows: Batch) -> Batch:
     """Return collected rows ``[T, E, …]`` as an on-policy algorithm learns from them."""
-    if not policy.learns_from_trajectories:
+    if isinstance(policy, PGPolicy):
+        columns = (rows["reward"], rows["terminated"], rows["done"])
+        rows = with_columns(rows, ret=discounted_return(*columns, discount=policy.discount))
+    elif not policy.learns_from_trajectories:
         rows = AdvantageEstimator(policy.learn_mode, user="the test")(rows)
     return rows if policy.minibatch_unit == "lanes" else flatten_lead(rows, 2)
 

@@ -33,6 +33,7 @@ from dmiddleware.policy import (
     IMPALAPolicy,
     IQLPolicy,
     IQNPolicy,
+    PGPolicy,
     PPOPolicy,
     QRDQNPolicy,
     R2D2Policy,
@@ -59,7 +60,7 @@ CONTINUOUS = [
     CQLPolicy,
     IQLPolicy,
 ]
-ANY_ACTION = [PPOPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy, BCPolicy]
+ANY_ACTION = [PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy, BCPolicy]
 STOCK = [*DISCRETE, *CONTINUOUS, *ANY_ACTION, DecisionTransformerPolicy]
 """Every stock policy of a single agent."""
 
