@@ -28,8 +28,8 @@ __all__ = [
 class DataPusherSettings(Settings):
     """The options of :class:`DataPusher`."""
 
-    what: Literal["trajectories", "episodes"] = "trajectories"
-    """Push trajectories, or episodes one after the other."""
+    what: Literal["trajectories", "episodes", "train_data"] = "trajectories"
+    """Push trajectories, episodes one after the other, or what an estimator made of them."""
 
 
 class DataPusher(BaseMiddleware[OnlineRLContext], TakesSettings[DataPusherSettings]):
@@ -44,8 +44,8 @@ class DataPusher(BaseMiddleware[OnlineRLContext], TakesSettings[DataPusherSettin
         settings: the options, each by keyword; see :class:`DataPusherSettings`.
 
     Reads:
-        ctx.trajectories, or ctx.episodes: the data collected in this step; None if an exchange
-        pauses collecting to keep its pace.
+        ctx.trajectories, ctx.episodes or ctx.train_data: the data collected in this step; None if
+        an exchange pauses collecting to keep its pace.
 
     Raises:
         ConfigError: if ``buffer`` is not a buffer, or an option is not valid.
@@ -70,7 +70,8 @@ class DataPusher(BaseMiddleware[OnlineRLContext], TakesSettings[DataPusherSettin
         if self.settings.what == "episodes":
             batches = [rows_of(episode, name="ctx.episodes") for episode in ctx.episodes or ()]
         else:
-            collected: object = ctx.trajectories
+            what = self.settings.what
+            collected: object = ctx.trajectories if what == "trajectories" else ctx.train_data
             if collected is None or (isinstance(collected, list) and not collected):
                 return
             batches = [collected if isinstance(collected, Batch) else rows_of(collected)]

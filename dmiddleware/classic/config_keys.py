@@ -7,6 +7,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+from dmiddleware.errors import ConfigError
+
 __all__ = ["CLASSIC_SECTIONS", "merge_classic", "split_classic", "take_sections"]
 
 _log = logging.getLogger(__name__)
@@ -70,6 +72,9 @@ _UNUSED: Final[Mapping[str, str]] = {
     "learn.iqn": "the algorithm does not mix the two",
     "learn_unroll_len": "sequences are collect.unroll_len steps long",
     "collect.gae_lambda": "this algorithm estimates no advantages by it",
+    "nstep": "this algorithm has no n-step targets",
+    "learn.nstep": "this algorithm has no n-step targets",
+    "transition_with_policy_data": "rows have what the policy returned",
     "collect.env_num": _ENV_NUM,
     "eval.env_num": _ENV_NUM,
     "learn.train_epoch": _TRAIN_FROM_DATA,
@@ -79,6 +84,13 @@ _UNUSED: Final[Mapping[str, str]] = {
     "collect.data_type": _TRAIN_FROM_DATA,
 }
 """Settings that change nothing here, and what does instead."""
+
+_NSTEP: Final = "values learn the returns that collect.gae_lambda makes"
+_ONLY: Final[Mapping[str, tuple[Any, str]]] = {
+    "nstep_return": (False, _NSTEP),
+    "learn.nstep_return": (False, _NSTEP),
+}
+"""Settings that may only have the value that describes what an algorithm does, and why."""
 
 CLASSIC_SECTIONS: Final = (
     "learn.learner",
@@ -120,6 +132,7 @@ def split_classic(
         # What they mean is in learn.target_noise and learn.target_noise_clip now.
         for path in ("learn.noise", "learn.noise_range"):
             _pop(cfg, path)
+    _take_fixed(cfg, entries, owner)
     others = _take(cfg, (*_READ_BY_WORKERS, *_UNUSED), entries)
     unused = [
         f"{path} ({why})" for path, why in _UNUSED.items() if _find(others, path) is not _ABSENT
@@ -170,6 +183,18 @@ def _apply_switches(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
         _pop(cfg, "learn.clip_value")
     if isinstance(_find(cfg, "learn.ce_label_smooth"), bool):
         _set(cfg, "learn.ce_label_smooth", 0.1 if _pop(cfg, "learn.ce_label_smooth") else 0.0)
+
+
+def _take_fixed(cfg: dict[str, Any], entries: Mapping[str, Any], owner: str) -> None:
+    """Take settings that have one possible value out of a config.
+
+    Raises:
+        ConfigError: if one has another value.
+    """
+    for path, (possible, why) in _ONLY.items():
+        value = _pop(cfg, path) if _find(entries, path) is _ABSENT else _ABSENT
+        if value not in (_ABSENT, possible):
+            raise ConfigError(f"{owner}: {path} must be {possible}, got {value!r:.100}; {why}")
 
 
 def _copied(given: Mapping[str, Any]) -> dict[str, Any]:

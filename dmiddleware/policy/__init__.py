@@ -41,6 +41,7 @@ from dmiddleware.policy.modes import (
     as_learn_mode,
 )
 from dmiddleware.policy.obs_norm import DatasetNormSettings, ObsNorm, ObsNormSettings
+from dmiddleware.policy.off_policy_ppo import OffPolicyPPOPolicy, OffPolicyPPOSettings
 from dmiddleware.policy.pg import PGPolicy, PGSettings
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
@@ -118,6 +119,8 @@ __all__ = [
     "R2D2Settings",
     "PPOPolicy",
     "PPOSettings",
+    "OffPolicyPPOPolicy",
+    "OffPolicyPPOSettings",
     "RecurrentPPOPolicy",
     "RecurrentPPOSettings",
     "PGPolicy",

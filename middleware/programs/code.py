@@ -89,7 +89,11 @@ def _off_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
     if not agent.explores:
         yield _line(2, "task.use(", "EpsGreedyHandler", None, "policy")
     yield _line(2, "task.use(", "StepCollector", arguments["collector"], "policy", "envs")
-    yield _line(2, "task.use(", "DataPusher", None, "buffer")
+    if agent.spec.gae_lambda is None:
+        yield _line(2, "task.use(", "DataPusher", None, "buffer")
+    else:
+        yield _line(2, "task.use(", "GAEEstimator", None, "policy")
+        yield _line(2, "task.use(", "DataPusher", None, "buffer", what='"train_data"')
     yield _line(2, "task.use(", "OffPolicyLearner", arguments["learner"], "policy", "buffer")
     yield from _end(arguments)
 

@@ -71,6 +71,17 @@ def test_settings_get_the_names_that_they_have_here(name, given, path, value, ca
     assert not [record for record in caplog.records if path in record.message]
 
 
+def test_a_setting_that_has_one_value_here_is_accepted_with_it_alone():
+    for learn in ({}, {"nstep_return": False, "nstep": 1}):
+        cfg = {**config_of("ppo_offpolicy"), "nstep_return": False, "learn": learn}
+        assert "nstep_return" not in create_policy(cfg).cfg
+    for given in ({"nstep_return": True}, {"learn": {"nstep_return": True}}):
+        with pytest.raises(
+            ConfigError, match=r"nstep_return must be False, got True; .*gae_lambda"
+        ):
+            create_policy({**config_of("ppo_offpolicy"), **given})
+
+
 def test_a_setting_under_its_own_name_wins():
     cfg = {**config_of("ppo"), "discount_factor": 0.5, "collect": {"discount_factor": 0.9}}
     assert create_policy(cfg).cfg.discount_factor == 0.5

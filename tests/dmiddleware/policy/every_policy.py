@@ -23,6 +23,7 @@ from dmiddleware.policy import (
     IQLPolicy,
     IQNPolicy,
     MAPPOPolicy,
+    OffPolicyPPOPolicy,
     PGPolicy,
     PPOPolicy,
     QMIXPolicy,
@@ -63,8 +64,9 @@ CONTINUOUS: list[Any] = [
 ]
 ON_POLICY: list[Any] = [PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy]
 CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
+BUFFERED_PPO: list[Any] = [OffPolicyPPOPolicy]
 TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, IPPOPolicy, MAPPOPolicy]
-EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *CLONING, *TEAMS]
+EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *BUFFERED_PPO, *CLONING, *TEAMS]
 
 ONE_OF_A_KIND: list[Any] = [DQNPolicy, R2D2Policy, SACPolicy, PPOPolicy, BCPolicy, QMIXPolicy]
 """Policies that stand for the others in ``make test``, where a test of all of them is expensive."""
@@ -127,7 +129,14 @@ def batch_for(policy: Any, n_rows: int = 16) -> Batch:
     rows = collected(policy)
     if policy.on_policy:
         return on_policy_batch(policy, rows)
-    return buffer_of(policy, rows).sample(n_rows)
+    return buffer_of(policy, to_store(policy, rows)).sample(n_rows)
+
+
+def to_store(policy: Any, rows: Batch) -> Batch:
+    """Return collected rows as a buffer gets them."""
+    if policy.on_policy or policy.spec.gae_lambda is None:
+        return rows
+    return AdvantageEstimator(policy.learn_mode, user="the test")(rows)
 
 
 def on_policy_batch(policy: Any, rows: Batch) -> Batch:

@@ -33,6 +33,7 @@ from dmiddleware.policy import (
     IMPALAPolicy,
     IQLPolicy,
     IQNPolicy,
+    OffPolicyPPOPolicy,
     PGPolicy,
     PPOPolicy,
     QRDQNPolicy,
@@ -60,7 +61,10 @@ CONTINUOUS = [
     CQLPolicy,
     IQLPolicy,
 ]
-ANY_ACTION = [PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy, BCPolicy]
+ANY_ACTION = [
+    *(PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy, OffPolicyPPOPolicy),
+    BCPolicy,
+]
 STOCK = [*DISCRETE, *CONTINUOUS, *ANY_ACTION, DecisionTransformerPolicy]
 """Every stock policy of a single agent."""
 
@@ -83,9 +87,10 @@ def learnable(policy: Any, rows: Batch) -> Batch:
         return sampled(rows, **options)
     if policy.learns_from_trajectories:
         return rows
-    if policy.on_policy:
+    if "ret" in policy.learn_columns:
         adv = torch.linspace(-1.0, 1.0, rows["done"].numel()).reshape(rows["done"].shape)
         rows = as_tree({**{name: rows[name] for name in rows}, "adv": adv, "ret": adv})
+    if policy.on_policy:
         return rows if policy.minibatch_unit == "lanes" else flatten_lead(rows)
     return sampled(rows, n_step=policy.n_step, discount=policy.discount or 0.9)
 

@@ -57,6 +57,8 @@ def test_the_public_names_are_these():
         "Memory",
         "ObsNorm",
         "ObsNormSettings",
+        "OffPolicyPPOPolicy",
+        "OffPolicyPPOSettings",
         "PGPolicy",
         "PGSettings",
         "POLICY_REGISTRY",
