@@ -33,6 +33,13 @@ _RENAMED: Final[Mapping[str, str]] = {
     "learn.c_clip_ratio": "learn.c_clip",
     "learn.ce_label_smooth": "learn.label_smoothing",
     "learn.alpha": "learn.bc_alpha",
+    "learn.learning_rate_q": "learn.learning_rate_critic",
+    "learn.learning_rate_policy": "learn.learning_rate_actor",
+    "learn.learning_rate_dis": "learn.learning_rate_critic",
+    "learn.learning_rate_cont": "learn.learning_rate_actor",
+    "learn.lmbda": "learn.min_weight",
+    "model.phi": "learn.max_perturbation",
+    "learn.with_q_entropy": "learn.backup_entropy",
     "learn.num_actions": "learn.n_actions",
     "burnin_step": "burn_in",
 }
@@ -62,6 +69,10 @@ _UNUSED: Final[Mapping[str, str]] = {
     "learn.ignore_done": "a time limit is not a terminal state here, so nothing has to be ignored",
     "learn.reparameterization": "the algorithm is written with it",
     "learn.value_network": "the algorithm is written without it",
+    "learn.update_circle": "every update changes both networks",
+    "learn.init_w": "the last layer begins as the others do",
+    "learn.learning_rate_alpha": "this algorithm tunes no temperature",
+    "learn.learning_rate_value": "this algorithm has no network of state values",
     "learn.noise": "this algorithm has no noise on targets",
     "learn.noise_range": "this algorithm has no noise on targets",
     "learn.noise_sigma": "this algorithm has no noise on targets",
@@ -89,6 +100,7 @@ _NSTEP: Final = "values learn the returns that collect.gae_lambda makes"
 _ONLY: Final[Mapping[str, tuple[Any, str]]] = {
     "nstep_return": (False, _NSTEP),
     "learn.nstep_return": (False, _NSTEP),
+    "learn.log_space": (True, "the logarithm of the temperature is tuned"),
 }
 """Settings that may only have the value that describes what an algorithm does, and why."""
 

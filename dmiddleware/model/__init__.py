@@ -4,6 +4,7 @@ from dmiddleware.model.action_mask import action_mask_of, masked_logit
 from dmiddleware.model.actor_critic import Actor, ActorCritic
 from dmiddleware.model.actor_q import ActorQ, EnsembleLinear, GaussianActor, QEnsemble
 from dmiddleware.model.actor_qv import ActorQV, BoundedGaussianActor, StateValue
+from dmiddleware.model.bcq import ActionVAE, BCQNetwork, Perturbation
 from dmiddleware.model.decision_transformer import DecisionTransformer
 from dmiddleware.model.discrete_actor_q import DiscreteActorQ
 from dmiddleware.model.encoders import (
@@ -73,6 +74,9 @@ __all__ = [
     "ActorQV",
     "BoundedGaussianActor",
     "StateValue",
+    "BCQNetwork",
+    "ActionVAE",
+    "Perturbation",
     "DecisionTransformer",
     "Network",
     "RecurrentNetwork",

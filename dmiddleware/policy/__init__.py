@@ -9,6 +9,7 @@ from dmiddleware.policy.actor_critic import (
 )
 from dmiddleware.policy.advantage import AdvantagePolicy, AdvantageSettings
 from dmiddleware.policy.bc import BCPolicy, BCSettings
+from dmiddleware.policy.bcq import BCQPolicy, BCQSettings
 from dmiddleware.policy.component import (
     Component,
     TargetRule,
@@ -26,6 +27,7 @@ from dmiddleware.policy.decision_transformer import (
 from dmiddleware.policy.discrete_sac import DiscreteSACPolicy, DiscreteSACSettings
 from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings, QRDQNPolicy, QRDQNSettings
 from dmiddleware.policy.dqn import DQNPolicy, DQNSettings
+from dmiddleware.policy.edac import EDACPolicy, EDACSettings
 from dmiddleware.policy.impala import IMPALAPolicy, IMPALASettings
 from dmiddleware.policy.iql import IQLPolicy, IQLSettings
 from dmiddleware.policy.iqn import IQNPolicy, IQNSettings
@@ -146,8 +148,12 @@ __all__ = [
     "CQLPolicy",
     "CQLSettings",
     "IQLPolicy",
+    "BCQPolicy",
+    "BCQSettings",
     "IQLSettings",
     "DecisionTransformerPolicy",
+    "EDACPolicy",
+    "EDACSettings",
     "DecisionTransformerSettings",
     "VDNPolicy",
     "VDNSettings",

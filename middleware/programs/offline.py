@@ -29,7 +29,9 @@ from middleware.termination import TerminationChecker
 
 __all__ = ["OFFLINE", "make_dataset_buffer", "offline"]
 
-OFFLINE: Final = default_settings(("bc", "td3_bc", "cql", "iql", "decision_transformer"))
+OFFLINE: Final = default_settings(
+    ("bc", "td3_bc", "bcq", "cql", "edac", "iql", "decision_transformer")
+)
 """The algorithms of :func:`offline`, and their default settings."""
 
 

@@ -111,7 +111,8 @@ def pendulum_rows(path):
 
 
 @pytest.mark.parametrize(
-    "algo", mostly_slow(["bc", "td3_bc", "cql", "iql", "decision_transformer"], keep=2)
+    "algo",
+    mostly_slow(["bc", "td3_bc", "cql", "bcq", "edac", "iql", "decision_transformer"], keep=2),
 )
 def test_offline_algorithms_learn_from_a_file(algo, tmp_path):
     data = pendulum_rows(tmp_path / "rows.safetensors")

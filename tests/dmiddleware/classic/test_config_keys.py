@@ -14,7 +14,7 @@ VECTOR = {"obs_shape": 4, "action_shape": 2}
 
 def config_of(name):
     model = dict(VECTOR)
-    if name in ("sac", "td3", "ddpg", "tqc", "cql", "td3_bc", "iql"):
+    if name in ("sac", "td3", "ddpg", "tqc", "cql", "td3_bc", "iql", "bcq", "edac"):
         model["action_space"] = "continuous"
     return {"type": name, "model": model}
 
@@ -53,6 +53,15 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
             "learn.grad_clip_norm",
             2.0,
         ),
+        ("bcq", {"learn": {"learning_rate_q": 0.01}}, "learn.learning_rate_critic", 0.01),
+        ("bcq", {"learn": {"lmbda": 0.5}}, "learn.min_weight", 0.5),
+        (
+            "bcq",
+            {"model": {**VECTOR, "action_space": "continuous", "phi": 0.1}},
+            "learn.max_perturbation",
+            0.1,
+        ),
+        ("edac", {"learn": {"with_q_entropy": False}}, "learn.backup_entropy", False),
         ("td3", {"learn": {"noise": True, "noise_sigma": 0.3}}, "learn.target_noise", 0.3),
         ("td3", {"learn": {"noise": False, "noise_sigma": 0.3}}, "learn.target_noise", 0.0),
         (
@@ -160,6 +169,19 @@ def test_importance_weights_can_be_ignored(weighted, transitions):
             {"encoder_hidden_size_list": [8, 6], "actor_head_hidden_size": 6,
              "critic_head_hidden_size": 6, "activation": torch.nn.ReLU()},
             {"encoder_hidden_sizes": [8, 6], "head_hidden_sizes": [6], "activation": "relu"},
+        ),
+        (
+            "bcq",
+            {"actor_head_hidden_size": [8, 6], "critic_head_hidden_size": [8],
+             "vae_hidden_dims": [8, 8], "activation": torch.nn.ReLU()},
+            {"actor_hidden_sizes": [8, 6], "critic_hidden_sizes": [8],
+             "vae_hidden_sizes": [8, 8]},
+        ),
+        (
+            "edac",
+            {"ensemble_num": 3, "actor_head_hidden_size": 8, "actor_head_layer_num": 2,
+             "critic_head_hidden_size": 8, "critic_head_layer_num": 2},
+            {"n_critics": 3, "actor_hidden_sizes": [8, 8, 8], "critic_hidden_sizes": [8, 8]},
         ),
         (
             "a2c",

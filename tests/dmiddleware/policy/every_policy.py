@@ -12,12 +12,14 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.policy import (
     A2CPolicy,
     BCPolicy,
+    BCQPolicy,
     C51Policy,
     CQLPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    EDACPolicy,
     IMPALAPolicy,
     IPPOPolicy,
     IQLPolicy,
@@ -61,6 +63,8 @@ CONTINUOUS: list[Any] = [
     TD3BCPolicy,
     CQLPolicy,
     IQLPolicy,
+    BCQPolicy,
+    EDACPolicy,
 ]
 ON_POLICY: list[Any] = [PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy]
 CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
@@ -113,7 +117,7 @@ def env_for(cls: Any) -> gym.Env[Any, Any]:
 def made(cls: Any, **options: Any) -> Any:
     """Return a policy of this class; one that normalizes by its data set has seen one."""
     policy = cls.for_env(env_for(cls), **{"seed": 0, **options})
-    if cls in (TD3BCPolicy, CQLPolicy, DecisionTransformerPolicy):
+    if cls in (TD3BCPolicy, CQLPolicy, BCQPolicy, EDACPolicy, DecisionTransformerPolicy):
         policy.observe(collected(made(SACPolicy))["obs"])  # they do not depend on the policy
     return policy
 

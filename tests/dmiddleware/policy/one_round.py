@@ -24,12 +24,14 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.policy import (
     A2CPolicy,
     BCPolicy,
+    BCQPolicy,
     C51Policy,
     CQLPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    EDACPolicy,
     IMPALAPolicy,
     IQLPolicy,
     IQNPolicy,
@@ -59,6 +61,8 @@ CONTINUOUS = [
     TQCPolicy,
     TD3BCPolicy,
     CQLPolicy,
+    BCQPolicy,
+    EDACPolicy,
     IQLPolicy,
 ]
 ANY_ACTION = [

@@ -14,6 +14,7 @@ from dmiddleware.policy import (
     A2CPolicy,
     ActorSettings,
     BCPolicy,
+    BCQPolicy,
     C51Policy,
     Component,
     CQLPolicy,
@@ -21,6 +22,7 @@ from dmiddleware.policy import (
     DecisionTransformerPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    EDACPolicy,
     IMPALAPolicy,
     IPPOPolicy,
     IQLPolicy,
@@ -49,7 +51,7 @@ from tests.dmiddleware.policy import every_policy, test_qmix, test_r2d2
 
 PLAIN = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy, DiscreteSACPolicy]
 CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, TD3Policy]
-OFFLINE = [CQLPolicy, TD3BCPolicy]
+OFFLINE = [CQLPolicy, TD3BCPolicy, BCQPolicy, EDACPolicy]
 TEAMS = [VDNPolicy, QMIXPolicy]
 
 
