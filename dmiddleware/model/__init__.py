@@ -15,6 +15,7 @@ from dmiddleware.model.encoders import (
     VectorEncoder,
     make_encoder,
 )
+from dmiddleware.model.hybrid_q import HybridQNetwork, ParameterActor
 from dmiddleware.model.layers import (
     MLP,
     Init,
@@ -77,6 +78,8 @@ __all__ = [
     "BCQNetwork",
     "ActionVAE",
     "Perturbation",
+    "HybridQNetwork",
+    "ParameterActor",
     "DecisionTransformer",
     "Network",
     "RecurrentNetwork",

@@ -44,6 +44,7 @@ from dmiddleware.policy.modes import (
 )
 from dmiddleware.policy.obs_norm import DatasetNormSettings, ObsNorm, ObsNormSettings
 from dmiddleware.policy.off_policy_ppo import OffPolicyPPOPolicy, OffPolicyPPOSettings
+from dmiddleware.policy.pdqn import PDQNPolicy, PDQNSettings
 from dmiddleware.policy.pg import PGPolicy, PGSettings
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
@@ -139,21 +140,23 @@ __all__ = [
     "DDPGSettings",
     "TD3Policy",
     "TD3Settings",
+    "PDQNPolicy",
+    "PDQNSettings",
     "TQCPolicy",
     "TQCSettings",
     "BCPolicy",
     "BCSettings",
     "TD3BCPolicy",
     "TD3BCSettings",
-    "CQLPolicy",
-    "CQLSettings",
-    "IQLPolicy",
     "BCQPolicy",
     "BCQSettings",
-    "IQLSettings",
-    "DecisionTransformerPolicy",
+    "CQLPolicy",
+    "CQLSettings",
     "EDACPolicy",
     "EDACSettings",
+    "IQLPolicy",
+    "IQLSettings",
+    "DecisionTransformerPolicy",
     "DecisionTransformerSettings",
     "VDNPolicy",
     "VDNSettings",

@@ -40,7 +40,7 @@ __all__ = ["OFF_POLICY", "off_policy"]
 OFF_POLICY: Final = default_settings(
     (
         *("dqn", "c51", "qrdqn", "iqn", "rainbow", "r2d2", "discrete_sac"),
-        *("sac", "td3", "ddpg", "tqc", "ppo_offpolicy"),
+        *("sac", "td3", "ddpg", "tqc", "pdqn", "ppo_offpolicy"),
         *("qmix", "vdn"),
     )
 )

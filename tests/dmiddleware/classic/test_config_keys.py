@@ -199,6 +199,18 @@ def test_networks_take_their_arguments_by_the_classic_names(name, given, own):
     torch.testing.assert_close(*states)
 
 
+def test_hybrid_actions_have_the_parts_of_the_classic_names():
+    shape = {"action_type_shape": 3, "action_args_shape": 2}
+    model = {"obs_shape": 4, "action_shape": shape, "actor_hidden_sizes": [8]}
+    learn = {"learning_rate_dis": 0.01, "learning_rate_cont": 0.02, "update_circle": 10}
+    policy = create_policy({"type": "pdqn", "model": model, "learn": learn})
+    assert policy.policy.cfg.learning_rate_critic == 0.01
+    assert policy.policy.cfg.learning_rate_actor == 0.02
+    action = policy.collect_mode.forward(torch.zeros(5, 4), eps=0.5)["action"]
+    assert action["action_type"].shape == (5,)
+    assert action["action_args"].shape == (5, 2)
+
+
 def test_images_have_their_convolutions_in_the_same_list():
     shape = {"obs_shape": [4, 84, 84], "action_shape": 3}
     theirs = create_policy(

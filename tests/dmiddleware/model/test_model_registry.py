@@ -76,7 +76,7 @@ def test_the_public_names_are_these():
     assert set(model.__all__) == {
         "action_mask_of", "masked_logit", "QNetwork", "Actor", "ActorCritic", "ActorQ", "Network",
         "CategoricalQNetwork", "QuantileQNetwork", "GaussianActor", "QEnsemble", "EnsembleLinear",
-        "BCQNetwork", "ActionVAE", "Perturbation",
+        "BCQNetwork", "ActionVAE", "Perturbation", "HybridQNetwork", "ParameterActor",
         "DecisionTransformer", "ActorQV", "BoundedGaussianActor", "StateValue",
         "ImplicitQuantileQNetwork", "DiscreteActorQ", "NoisyLinear", "NoisyMLP",
         "RecurrentNetwork", "RecurrentActorCritic", "RecurrentQNetwork", "RecurrentCore",

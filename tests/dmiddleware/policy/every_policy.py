@@ -26,6 +26,7 @@ from dmiddleware.policy import (
     IQNPolicy,
     MAPPOPolicy,
     OffPolicyPPOPolicy,
+    PDQNPolicy,
     PGPolicy,
     PPOPolicy,
     QMIXPolicy,
@@ -62,15 +63,16 @@ CONTINUOUS: list[Any] = [
     TD3Policy,
     TD3BCPolicy,
     CQLPolicy,
-    IQLPolicy,
     BCQPolicy,
     EDACPolicy,
+    IQLPolicy,
 ]
 ON_POLICY: list[Any] = [PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy]
 CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
 BUFFERED_PPO: list[Any] = [OffPolicyPPOPolicy]
+HYBRID: list[Any] = [PDQNPolicy]
 TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, IPPOPolicy, MAPPOPolicy]
-EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *BUFFERED_PPO, *CLONING, *TEAMS]
+EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *BUFFERED_PPO, *HYBRID, *CLONING, *TEAMS]
 
 ONE_OF_A_KIND: list[Any] = [DQNPolicy, R2D2Policy, SACPolicy, PPOPolicy, BCPolicy, QMIXPolicy]
 """Policies that stand for the others in ``make test``, where a test of all of them is expensive."""
@@ -111,6 +113,9 @@ def env_for(cls: Any) -> gym.Env[Any, Any]:
         return CountingTeam(n_agent=2)
     if cls in CONTINUOUS:
         return Toy(gym.spaces.Box(-2.0, 2.0, (2,), np.float32))
+    if cls in HYBRID:
+        box = gym.spaces.Box(-2.0, 2.0, (2,), np.float32)
+        return Toy(gym.spaces.Tuple([gym.spaces.Discrete(3), box]))
     return Toy(gym.spaces.Discrete(3))
 
 

@@ -63,6 +63,8 @@ def test_the_public_names_are_these():
         "ObsNormSettings",
         "OffPolicyPPOPolicy",
         "OffPolicyPPOSettings",
+        "PDQNPolicy",
+        "PDQNSettings",
         "PGPolicy",
         "PGSettings",
         "POLICY_REGISTRY",
