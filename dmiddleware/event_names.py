@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Final
 
-__all__ = ["base_name", "is_glob", "scoped_name", "task_number"]
+__all__ = ["ROLE_EVENTS", "base_name", "is_glob", "scoped_name", "task_number"]
+
+ROLE_EVENTS: Final = "task.role."
+"""Never emitted. A peer that subscribes to it has the role whose name follows."""
 
 _SCOPE: Final = " (task "
 _GLOB_CHARACTERS: Final = frozenset("*?[")

@@ -7,7 +7,7 @@ import math
 import torch
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
+from dmiddleware.policy import AnyMode, spec_of
 from dmiddleware.policy.agents import agents_that_take_part
 from dmiddleware.rl import (
     discounted_return,
@@ -15,7 +15,7 @@ from dmiddleware.rl import (
     with_advantages,
     with_nstep_returns,
 )
-from dmiddleware.settings import takes_options
+from dmiddleware.settings import Count, Fraction, checked, takes_options
 from dmiddleware.tree import Batch, Value, as_tree, cat, index_rows, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -37,18 +37,18 @@ class AdvantageEstimator:
     """Estimates advantages with a policy's discount, λ, reward scale and value function.
 
     Args:
-        mode: the policy's learn mode.
+        policy: a policy or one of its modes.
         user: the name of the middleware, for messages.
 
     Raises:
         ConfigError: if the policy has no discount or λ.
     """
 
-    def __init__(self, mode: LearnMode, *, user: str) -> None:
-        self._mode = mode
-        self._discount = needed(mode.spec.discount, "discount", user=user)
-        self._gae_lambda = needed(mode.spec.gae_lambda, "gae_lambda", user=user)
-        value_fn = mode.spec.value_fn
+    def __init__(self, policy: AnyMode, *, user: str) -> None:
+        self._spec = spec = spec_of(policy, user=user)
+        self._discount = needed(spec.discount, "discount", user=user)
+        self._gae_lambda = needed(spec.gae_lambda, "gae_lambda", user=user)
+        value_fn = spec.value_fn
         if value_fn is None:
             raise ConfigError(
                 f"{user} needs values of observations, but the policy has no value_fn; use an "
@@ -58,8 +58,8 @@ class AdvantageEstimator:
 
     def __call__(self, rows: Batch) -> Batch:
         """Return collected rows with ``adv`` and ``ret``; updates the policy's statistics."""
-        estimated = self._estimate(rows, self._mode.spec.scale_rewards(rows))
-        self._mode.spec.observe_returns(estimated["ret"], estimated.get("obs"))
+        estimated = self._estimate(rows, self._spec.scale_rewards(rows))
+        self._spec.observe_returns(estimated["ret"], estimated.get("obs"))
         return estimated
 
     def again(self, rows: Batch, obs: Value) -> Batch:
@@ -97,7 +97,7 @@ class GAEEstimator(BaseMiddleware[OnlineRLContext]):
     computes the value of the true successor, so time limits and the end of the data bootstrap too.
 
     Args:
-        policy: a policy (or its learn mode) with ``discount``, ``gae_lambda`` and an
+        policy: a policy (or one of its modes) with ``discount``, ``gae_lambda`` and an
             attribute ``value_fn``: observations ``[N, …]`` to values ``[N]``. That of a recurrent
             policy also takes ``rows``, the rows before the observations.
 
@@ -121,9 +121,9 @@ class GAEEstimator(BaseMiddleware[OnlineRLContext]):
     writes = ("train_data",)
 
     @takes_options
-    def __init__(self, policy: HasModes | LearnMode) -> None:
+    def __init__(self, policy: AnyMode) -> None:
         user = "GAEEstimator"
-        self._estimate = AdvantageEstimator(as_learn_mode(policy, user=user), user=user)
+        self._estimate = AdvantageEstimator(policy, user=user)
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Estimate."""
@@ -141,7 +141,7 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
     """Sum the discounted rewards from each row to the end of its episode.
 
     Args:
-        policy: a policy (or its learn mode) with ``discount``.
+        policy: a policy (or one of its modes) with ``discount``.
 
     Reads:
         ctx.episodes: whole episodes, a list of batches ``[T_i, …]``.
@@ -159,9 +159,9 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
     writes = ("train_data",)
 
     @takes_options
-    def __init__(self, policy: HasModes | LearnMode) -> None:
+    def __init__(self, policy: AnyMode) -> None:
         user = "MonteCarloReturnEstimator"
-        spec = as_learn_mode(policy, user=user).spec
+        spec = spec_of(policy, user=user)
         self._discount = needed(spec.discount, "discount", user=user)
 
     def __call__(self, ctx: OnlineRLContext) -> None:
@@ -176,13 +176,15 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
 class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
     """Turn the collected transitions into n-step ones, for a buffer that cannot do so itself.
 
-    The length n and the discount are the policy's. Rows near the end of an episode, or of the
-    batch, sum fewer rewards; the column ``discount`` accounts for that. (A
+    The length n and the discount are the policy's, or are given as numbers. Rows near the end of an
+    episode, or of the batch, sum fewer rewards; the column ``discount`` accounts for that. (A
     :class:`~dmiddleware.data.TensorBuffer` with ``n_step`` computes n-step returns when it samples,
     and loses nothing at the end of a batch.)
 
     Args:
-        policy: a policy (or its learn mode) with ``n_step`` and ``discount``.
+        policy: a policy (or one of its modes) with ``n_step`` and ``discount``.
+        n_step: the length, without a policy.
+        discount: the discount, without a policy.
 
     Reads:
         ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]``.
@@ -193,7 +195,8 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
             bootstrapped value.
 
     Raises:
-        ConfigError: if ``policy`` is not a policy, or has no discount.
+        ConfigError: if ``policy`` is not a policy, or has no discount, or if there are numbers
+            beside it, or without it none, or ones out of range.
     """
 
     roles = (Role.COLLECTOR,)
@@ -202,11 +205,23 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
     computes_n_step = True
 
     @takes_options
-    def __init__(self, policy: HasModes | LearnMode) -> None:
+    def __init__(
+        self,
+        policy: AnyMode | None = None,
+        *,
+        n_step: int | None = None,
+        discount: float | None = None,
+    ) -> None:
         user = "NStepRewardEnhancer"
-        mode = as_learn_mode(policy, user=user)
-        self._discount = needed(mode.spec.discount, "discount", user=user)
-        self._n_step = mode.spec.n_step
+        if policy is None:
+            self._n_step = checked("n_step", n_step, Count)
+            self._discount = checked("discount", discount, Fraction)
+            return
+        if n_step is not None or discount is not None:
+            raise ConfigError(f"{user} takes n_step and discount from the policy; leave them out")
+        spec = spec_of(policy, user=user)
+        self._discount = needed(spec.discount, "discount", user=user)
+        self._n_step = spec.n_step
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Sum."""

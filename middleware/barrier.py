@@ -58,7 +58,7 @@ class Barrier(BaseMiddleware[Context], TakesSettings[BarrierSettings]):
             self._side = BarrierSide(task, self.settings.name, timeout_s=self.settings.timeout_s)
 
     def __call__(self, ctx: Context) -> None:
-        """Wait for the others."""
+        """Wait for the other processes."""
         if self._side is not None:
             blocked_s = self._side.wait()
             ctx.log(f"exchange/{as_metric_name(self.settings.name)}_blocked_s", blocked_s)
@@ -242,7 +242,7 @@ class Arrivals:
         return to_send
 
     def missing(self) -> list[int]:
-        """Return the nodes of the run that have reached the barrier less often than this one."""
+        """Return the nodes of the run that have reached the barrier less often than this node."""
         return sorted(node for node, count in self._counts().items() if count < self.own.n_times)
 
     def _change(self, **changes: Any) -> ToSend:

@@ -73,7 +73,7 @@ class RLContext(Context):
     learning_held: bool = renewed(False)
 
     def begin_run(self, at_close: Callable[[Callable[[], object]], object]) -> None:
-        """Let torch use one thread, or those that were asked for, until the task is closed."""
+        """Let torch use one thread, or as many as were asked for, until the task is closed."""
         stack = ExitStack()
         stack.enter_context(limited_threads())
         at_close(stack.close)

@@ -24,7 +24,8 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
     and what it may depend on.
 
     Args:
-        policy: a policy with this schedule, or its collect mode.
+        policy: a policy with this schedule, or its collect mode; or the schedule itself, or a
+            number.
 
     Reads:
         ctx.env_step: environment steps, summed over all collectors.
@@ -34,7 +35,7 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
         ctx.collect_kwargs: the key ``eps``.
 
     Raises:
-        ConfigError: if the policy has no such schedule.
+        ConfigError: if the policy has no such schedule, or a value is not a probability.
     """
 
     roles = (Role.COLLECTOR,)
@@ -42,10 +43,13 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
     writes = ("collect_kwargs",)
 
     @takes_options
-    def __init__(self, policy: HasModes | CollectMode) -> None:
+    def __init__(self, policy: HasModes | CollectMode | Schedule | float) -> None:
         user = "EpsGreedyHandler"
-        mode = as_collect_mode(policy, user=user)
-        self._schedule = Schedule.of(needed(setting_of(mode, "eps"), "eps", user=user))
+        if isinstance(policy, Schedule | int | float):
+            self._schedule = Schedule.of(policy)
+        else:
+            mode = as_collect_mode(policy, user=user)
+            self._schedule = Schedule.of(needed(setting_of(mode, "eps"), "eps", user=user))
         self._counters = RunCounters({"ε": self._schedule})
 
     def bind(self, chain: ChainView) -> None:

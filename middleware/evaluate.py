@@ -88,7 +88,8 @@ class InteractionEvaluatorSettings(IntervalSettings):
 class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionEvaluatorSettings]):
     """Evaluate the policy in the first step, and then at an interval of updates or env steps.
 
-    The steps are those that reach or pass a multiple of the interval, wherever a run was resumed.
+    An evaluation is due in steps that reach or pass a multiple of the interval, wherever a run was
+    resumed.
 
     Every env plays a fixed share of the episodes, so short ones do not count more.
 
@@ -354,7 +355,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionE
 
 
 def evaluation_prefixes(chain: ChainView) -> tuple[str, ...]:
-    """Return what the metrics of a chain's evaluators begin with, that of the primary one first.
+    """Return the prefixes of the metrics of a chain's evaluators, the primary evaluator's first.
 
     If a middleware of another class decides, its evaluations count as those without a name.
     """

@@ -231,14 +231,14 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
     single rows or whole lanes ``[T, …]`` of envs, is its ``minibatch_unit``. Only the columns that
     the policy learns from (its ``learn_columns``, ``optional_columns``, ``act_inputs`` and
     recurrent ``state``) are moved to its device, once, and gathered. When the policy returns
-    ``kl_stop``, because it has moved too far from the one that collected, the remaining minibatches
-    and epochs are skipped.
+    ``kl_stop``, because it has moved too far from the policy that collected, the remaining
+    minibatches and epochs are skipped.
 
     With the policy's ``recompute_advantage``, every epoch but the first starts with new
     values, advantages and returns, from the value function as it is then (Andrychowicz et al.,
     "What Matters for On-Policy Deep Actor-Critic Methods?", 2021, section 3.5).
 
-    If several ranks learn, all make as many minibatches as the one with the fewest rows.
+    If several ranks learn, all make as many minibatches as the rank with the fewest rows.
 
     Args:
         policy: a policy, or its learn mode.

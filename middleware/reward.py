@@ -43,7 +43,8 @@ class RewardLearner(BaseMiddleware[OnlineRLContext], TakesSettings[RewardLearner
 
     The column ``reward`` becomes ``weight`` times the model's reward plus ``env_weight`` times the
     environment's, whose mean is logged as ``reward/env``. The model's reward is also kept as the
-    column ``learned_reward``. Evaluations and the returns of episodes are those of the environment.
+    column ``learned_reward``. Evaluations and the returns of episodes have the environment's
+    rewards.
 
     Args:
         model: the reward model.
@@ -97,10 +98,10 @@ class IntrinsicAdvantageSettings(Settings):
 class IntrinsicAdvantage(
     BaseMiddleware[OnlineRLContext], TakesSettings[IntrinsicAdvantageSettings]
 ):
-    """Train a reward model and its critic, and add their advantages to those of the environment.
+    """Train a reward model and its critic, and add their advantages to the environment's.
 
     Use it after ``GAEEstimator``. Each of the two rewards then has its own critic and its own sum,
-    and that of the learned rewards does not end with the episode; :class:`RewardLearner` adds up
+    and the sum of the learned rewards does not end with the episode; :class:`RewardLearner` adds up
     the rewards instead.
 
     Args:

@@ -18,6 +18,7 @@ import torch
 
 from dmiddleware.process.terminal import printable
 from dmiddleware.torch_private import plain_torch
+from tests.warm_process import NewProcess, WarmProcess
 
 # The collector need not look at the modules and tests that stay until the end.
 gc.disable()
@@ -93,8 +94,21 @@ def _no_processes_in_test_fast(
         pytest.skip("it starts a process")
 
     monkeypatch.setattr(subprocess.Popen, "_execute_child", skip)
+    monkeypatch.setattr(WarmProcess, "_execute_child", skip)
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", skip)
     monkeypatch.setattr(os, "fork", skip)
+
+
+@pytest.fixture
+def warm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes that a test starts, where that makes no difference to it."""
+    monkeypatch.setattr(subprocess, "Popen", WarmProcess)
+
+
+@pytest.fixture
+def new_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start the processes of a test anew: it needs to be their parent, or sees what they import."""
+    monkeypatch.setattr(subprocess, "Popen", NewProcess)
 
 
 @pytest.fixture(params=["private torch", "plain torch"])

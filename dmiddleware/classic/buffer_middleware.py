@@ -58,9 +58,10 @@ class ActionMiddleware:
         """Belong to a buffer.
 
         Raises:
-            ValueError: if the buffer middleware was made for another buffer.
+            ValueError: if the buffer middleware was made for another buffer that is not a view of
+                the same items.
         """
-        if self._buffer is not None and self._buffer is not buffer:
+        if self._buffer is not None and not self._buffer.shares_items(buffer):
             name = type(self).__name__
             raise ValueError(f"this {name} was made for another buffer; make one for each")
         self._buffer = buffer

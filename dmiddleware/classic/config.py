@@ -58,6 +58,7 @@ __all__ = [
     "mapping",
     "switch",
     "text",
+    "update_entries",
     "whole",
 ]
 
@@ -262,7 +263,7 @@ def entries_of(owner: type) -> dict[str, Any]:
     """Return what a class and its bases declare in their attributes ``config``, merged."""
     merged: dict[str, Any] = {}
     for base in reversed(owner.__mro__):
-        _update_entries(merged, vars(base).get("config", {}))
+        update_entries(merged, vars(base).get("config", {}))
     return merged
 
 
@@ -487,14 +488,17 @@ def _flat(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", entry
 
 
-def _update_entries(target: dict[str, Any], entries: Mapping[str, Any]) -> None:
+def update_entries(target: dict[str, Any], entries: Mapping[str, Any]) -> None:
+    """Add what a class declares to what its base classes declare, in place."""
     for key, entry in entries.items():
         known = target.get(key)
         if isinstance(known, Mapping) and isinstance(entry, Mapping):
             target[key] = dict(known)
-            _update_entries(target[key], entry)
+            update_entries(target[key], entry)
         elif isinstance(known, Option) and not isinstance(entry, Option):
-            target[key] = dataclasses.replace(known, default=entry)
+            both = isinstance(known.default, Mapping) and isinstance(entry, Mapping)
+            value = _deep_update(dict(known.default), entry) if both else entry
+            target[key] = dataclasses.replace(known, default=value)
         else:
             target[key] = entry
 

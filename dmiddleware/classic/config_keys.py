@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+from dmiddleware.classic.converted_keys import CONVERSIONS, REFUSED_VALUES, UNUSED_BY
 from dmiddleware.errors import ConfigError
 
 __all__ = ["CLASSIC_SECTIONS", "merge_classic", "split_classic", "take_sections"]
@@ -21,6 +22,7 @@ _RENAMED: Final[Mapping[str, str]] = {
     "recompute_adv": "learn.recompute_advantage",
     "learn.value_norm": "value_norm",
     "learn.double_q": "learn.double",
+    "learn.normalize_advantage": "learn.adv_norm",
     "learn.target_theta": "learn.target_tau",
     "learn.target_update_theta": "learn.target_tau",
     "learn.grad_norm": "learn.grad_clip_norm",
@@ -41,20 +43,38 @@ _RENAMED: Final[Mapping[str, str]] = {
     "model.phi": "learn.max_perturbation",
     "learn.with_q_entropy": "learn.backup_entropy",
     "learn.num_actions": "learn.n_actions",
+    "learn.learning_rate_quantile": "learn.learning_rate",
+    "learn.ent_coef": "learn.entropy_weight",
     "burnin_step": "burn_in",
+    "entropy_tau": "learn.temperature",
+    "m_alpha": "learn.munchausen_weight",
 }
 """Settings that an algorithm has here under another name, with the same values."""
 
 _READ_BY_WORKERS: Final = (
-    "unroll_len", "collect.unroll_len", "random_collect_size", "learn.update_per_collect",
+    "unroll_len", "learn_unroll_len", "collect.unroll_len", "random_collect_size",
+    "learn.update_per_collect", "collect.model_path",
 )  # fmt: skip
 """Settings that workers and middleware read from the config of any policy."""
+
+_SIZES: Final = (
+    ("batch_size", "learn.batch_size"),
+    ("n_sample", "collect.n_sample"),
+    ("n_episode", "collect.n_episode"),
+)
+"""Settings that workers read from either place, of a policy that declares them at neither."""
 
 _TRAIN_FROM_DATA: Final = "serial_run plays; learn from data with offline_run, or in a chain"
 _ENV_NUM: Final = "env.collector_env_num and env.evaluator_env_num count"
 
+_LOAD: Final = "to start from a checkpoint, set learn.learner.hook.load_ckpt_before_run"
+_RECORD: Final = "serial_run trains; record data in a chain, by OfflineDataSaver"
+_NO_PRETRAINED: Final = "no algorithm here stays close to a pretrained policy"
+
+_NSTEP: Final = "values learn the returns that collect.gae_lambda makes"
+
 _UNUSED: Final[Mapping[str, str]] = {
-    "load_path": "to start from a checkpoint, set learn.learner.hook.load_ckpt_before_run",
+    "load_path": _LOAD,
     "priority": "this algorithm has no priorities",
     "priority_IS_weight": "this algorithm has no priorities",
     "multi_agent": "the environment says whether it has several agents",
@@ -62,6 +82,7 @@ _UNUSED: Final[Mapping[str, str]] = {
     "continuous": "the model and the environment's space say what actions are",
     "command": "command modes have no settings",
     "other.eps": "this algorithm explores by itself",
+    "other.her": "goals are relabeled by what the program builds, such as HindsightReplay",
     "kappa": "the Huber loss changes at 1",
     "learn.kappa": "the Huber loss changes at 1",
     "learn.multi_gpu": "set multi_gpu",
@@ -81,13 +102,30 @@ _UNUSED: Final[Mapping[str, str]] = {
     "learn.ppo_param_init": "model.init says how weights begin",
     "learn.lr_scheduler": "give learn.learning_rate as a schedule",
     "learn.iqn": "the algorithm does not mix the two",
-    "learn_unroll_len": "sequences are collect.unroll_len steps long",
     "collect.gae_lambda": "this algorithm estimates no advantages by it",
     "nstep": "this algorithm has no n-step targets",
     "learn.nstep": "this algorithm has no n-step targets",
     "transition_with_policy_data": "rows have what the policy returned",
+    "nstep_return": _NSTEP,
+    "learn.nstep_return": _NSTEP,
+    "collect.collector_logit": "an algorithm that needs logits collects them",
+    "collect.each_iter_n_sample": "collect.n_sample counts",
+    "collect.collector_env_num": _ENV_NUM,
     "collect.env_num": _ENV_NUM,
     "eval.env_num": _ENV_NUM,
+    "collect.collect_count": _RECORD,
+    "collect.expert_data_path": _RECORD,
+    "collect.save_path": _RECORD,
+    "collect.state_dict_path": _RECORD,
+    "other.eps.collect": _RECORD,
+    "learn.learner.load_path": _LOAD,
+    "learn.kl_beta": _NO_PRETRAINED,
+    "learn.kl_type": _NO_PRETRAINED,
+    "learn.pretrained_model_path": _NO_PRETRAINED,
+    "loss_type": "behavior cloning minimizes the squared error",
+    "noisy_net": "this algorithm has no noisy layers",
+    "agent_num": "the environment says how many agents it has",
+    "learn.with_lagrange": "learn.lagrange_gap says whether the weight is tuned",
     "learn.train_epoch": _TRAIN_FROM_DATA,
     "learn.data_path": _TRAIN_FROM_DATA,
     "learn.data_type": _TRAIN_FROM_DATA,
@@ -95,14 +133,6 @@ _UNUSED: Final[Mapping[str, str]] = {
     "collect.data_type": _TRAIN_FROM_DATA,
 }
 """Settings that change nothing here, and what does instead."""
-
-_NSTEP: Final = "values learn the returns that collect.gae_lambda makes"
-_ONLY: Final[Mapping[str, tuple[Any, str]]] = {
-    "nstep_return": (False, _NSTEP),
-    "learn.nstep_return": (False, _NSTEP),
-    "learn.log_space": (True, "the logarithm of the temperature is tuned"),
-}
-"""Settings that may only have the value that describes what an algorithm does, and why."""
 
 CLASSIC_SECTIONS: Final = (
     "learn.learner",
@@ -132,8 +162,13 @@ def split_classic(
 
     Returns:
         The config in the names of the class, and what it does not declare.
+
+    Raises:
+        ConfigError: for a setting that no algorithm here has, with what to do.
     """
     cfg = _copied(given)
+    _refuse_values(cfg, entries, owner)
+    _convert(cfg, entries)
     _apply_switches(cfg, entries)
     for old, new in _RENAMED.items():
         if _find(entries, old) is _ABSENT and _find(entries, new) is not _ABSENT:
@@ -144,10 +179,12 @@ def split_classic(
         # What they mean is in learn.target_noise and learn.target_noise_clip now.
         for path in ("learn.noise", "learn.noise_range"):
             _pop(cfg, path)
-    _take_fixed(cfg, entries, owner)
-    others = _take(cfg, (*_READ_BY_WORKERS, *_UNUSED), entries)
+    sizes = [places for places in _SIZES if all(_find(entries, at) is _ABSENT for at in places)]
+    read = (*_READ_BY_WORKERS, *(place for places in sizes for place in places))
+    reasons = {**_UNUSED, **UNUSED_BY.get(owner, {})}
+    others = _take(cfg, (*read, *reasons), entries)
     unused = [
-        f"{path} ({why})" for path, why in _UNUSED.items() if _find(others, path) is not _ABSENT
+        f"{path} ({why})" for path, why in reasons.items() if _find(others, path) is not _ABSENT
     ]
     if unused and "cfg_type" not in given:  # a merged config has been logged before
         _log.warning("%s: these settings change nothing here: %s", owner, "; ".join(unused))
@@ -180,6 +217,29 @@ def merge_classic(cfg: dict[str, Any], others: Mapping[str, Any]) -> None:
             cfg[key] = value
 
 
+def _refuse_values(cfg: dict[str, Any], entries: Mapping[str, Any], owner: str) -> None:
+    for path, (harmless, instead) in REFUSED_VALUES.items():
+        value = _find(cfg, path)
+        if value is _ABSENT or value in harmless or _find(entries, path) is not _ABSENT:
+            continue
+        raise ConfigError(f"{owner}: {path}={value!r} of DI-engine is not here; {instead}")
+
+
+def _convert(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
+    """Replace settings whose values stand for other ones here."""
+    done = []
+    for old, new, convert in CONVERSIONS:
+        value = _find(cfg, old)
+        is_here = _find(entries, new) is not _ABSENT and _find(entries, old) is _ABSENT
+        if value is _ABSENT or not is_here:
+            continue
+        done.append(old)
+        if _find(cfg, new) is _ABSENT:
+            _set(cfg, new, convert(value, cfg))
+    for old in done:
+        _pop(cfg, old)
+
+
 def _apply_switches(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
     """Turn switches into the values that stand for them here."""
     if _find(entries, "learn.target_noise") is not _ABSENT:
@@ -190,23 +250,18 @@ def _apply_switches(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
             _set(cfg, "learn.target_noise", 0.0)
         elif noise is True and _find(cfg, "learn.noise_sigma") is _ABSENT:
             _set(cfg, "learn.noise_sigma", 0.2)
+    weight: Any = _ABSENT
+    if _find(entries, "learn.cql_alpha") is not _ABSENT:
+        weight = _pop(cfg, "learn.min_q_weight")
+    if weight is not _ABSENT and _find(cfg, "learn.cql_alpha") is _ABSENT:
+        # Squared errors of critics are halved here; the quantile loss is the same.
+        is_halved = _find(entries, "learn.lagrange_gap") is not _ABSENT
+        _set(cfg, "learn.cql_alpha", weight / 2 if is_halved else weight)
     if _find(cfg, "learn.grad_clip_type") not in (_ABSENT, "clip_norm"):
         _pop(cfg, "learn.grad_clip_value")
         _pop(cfg, "learn.clip_value")
     if isinstance(_find(cfg, "learn.ce_label_smooth"), bool):
         _set(cfg, "learn.ce_label_smooth", 0.1 if _pop(cfg, "learn.ce_label_smooth") else 0.0)
-
-
-def _take_fixed(cfg: dict[str, Any], entries: Mapping[str, Any], owner: str) -> None:
-    """Take settings that have one possible value out of a config.
-
-    Raises:
-        ConfigError: if one has another value.
-    """
-    for path, (possible, why) in _ONLY.items():
-        value = _pop(cfg, path) if _find(entries, path) is _ABSENT else _ABSENT
-        if value not in (_ABSENT, possible):
-            raise ConfigError(f"{owner}: {path} must be {possible}, got {value!r:.100}; {why}")
 
 
 def _copied(given: Mapping[str, Any]) -> dict[str, Any]:

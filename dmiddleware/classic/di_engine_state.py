@@ -11,7 +11,7 @@ import torch
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.policy.modes import CollectMode, EvalMode, LearnMode
 
-__all__ = ["is_partial", "load_acting_state", "load_learner_state"]
+__all__ = ["in_own_names", "is_partial", "load_acting_state", "load_learner_state"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def load_acting_state(mode: CollectMode | EvalMode, state: Mapping[str, Any]) ->
     """
     model, network = state.get("model"), mode.spec.model
     if isinstance(model, Mapping) and network is not None:
-        state = {**state, "model": _in_own_names(model, network.state_dict())}
+        state = {**state, "model": in_own_names(model, network.state_dict())}
     mode.load_state_dict(dict(state))
 
 
@@ -70,7 +70,7 @@ def load_learner_state(mode: LearnMode, state: Mapping[str, Any]) -> None:
         mode.load_state_dict(dict(state))
         return
     own = network.state_dict()
-    model = _in_own_names(state["model"], own)
+    model = in_own_names(state["model"], own)
     before = mode.state_dict()
     mode.spec.load_weights(model)
     whole = {**mode.state_dict(), "train_iter": 0}
@@ -78,7 +78,7 @@ def load_learner_state(mode: LearnMode, state: Mapping[str, Any]) -> None:
     is_whole = len(whole["target"]) == 1 and list(*whole["target"].values()) == list(own)
     target = state.get("target_model") if is_whole else None
     if target is not None:
-        whole["target"] = {name: dict(_in_own_names(target, own)) for name in whole["target"]}
+        whole["target"] = {name: dict(in_own_names(target, own)) for name in whole["target"]}
     elif whole["target"]:
         missing.append("target network (now a copy of the network)")
     slots = None
@@ -101,7 +101,7 @@ def load_learner_state(mode: LearnMode, state: Mapping[str, Any]) -> None:
     )
 
 
-def _in_own_names(state: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+def in_own_names(state: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a model's state under the names of a network here.
 
     The tensors of each submodule keep their order. A state that does not look like one of

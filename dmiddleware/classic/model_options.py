@@ -8,7 +8,7 @@ from typing import Any, Final
 from torch import nn
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.model import MODEL_REGISTRY
+from dmiddleware.model import MODEL_REGISTRY, QNetwork
 from dmiddleware.model.model_registry import parameters_of
 
 __all__ = ["in_own_names"]
@@ -16,11 +16,12 @@ __all__ = ["in_own_names"]
 _OURS: Final = "dmiddleware."
 
 _RENAMED: Final = {
-    "num_quantiles": "n_quantiles",
-    "n_atom": "n_atoms",
-    "agent_num": "n_agent",
+    "num_quantiles": "n_quantiles", "n_atom": "n_atoms", "agent_num": "n_agent",
+    "quantile_embedding_size": "n_cosines",
+    "state_dim": "obs_shape", "act_dim": "action_shape", "h_dim": "embed_size",
+    "context_len": "context_length", "n_blocks": "n_layers", "drop_p": "dropout",
     "vae_hidden_dims": "vae_hidden_sizes",
-}
+}  # fmt: skip
 
 _SIZES: Final = (
     # A layer in front of the head belongs to the head here.
@@ -34,6 +35,7 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     "action_space": ("regression", "reparameterization"),
     "sigma_type": ("independent",),
     "bound_type": (None,),
+    "critic_head_type": ("categorical",),
     "res_link": (False,),
     "norm_type": (None,),
     "dropout": (None,),
@@ -58,6 +60,7 @@ _HYBRID: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Names in the shape of a hybrid action, and the names and kinds of its parts."""
 
+_HEAD: Final = "head_hidden_sizes"
 _CONVOLUTIONS: Final = ((8, 4), (4, 2), (3, 1))
 """Kernel size and stride of the convolutions there."""
 
@@ -78,7 +81,12 @@ def in_own_names(model: Mapping[str, Any], default_type: str) -> dict[str, Any]:
     name = model.get("type", default_type)
     if name not in MODEL_REGISTRY or not MODEL_REGISTRY.get(name).__module__.startswith(_OURS):
         return dict(model)
-    return _renamed(model, parameters_of(MODEL_REGISTRY.get(name)))
+    build = MODEL_REGISTRY.get(name)
+    own = _renamed(model, parameters_of(build))
+    if issubclass(build, QNetwork) and "encoder_hidden_size_list" in model and _HEAD not in own:
+        # The head of DI-engine is as wide as its encoder if no width is given.
+        own[_HEAD] = [own["encoder_hidden_sizes"][-1]] * own.pop("head_layer_num", 1)
+    return own
 
 
 def _renamed(options: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
@@ -86,6 +94,8 @@ def _renamed(options: Mapping[str, Any], parameters: Collection[str]) -> dict[st
     for old, new in _RENAMED.items():
         if old in own and old not in parameters and new in parameters:
             own[new] = own.pop(old)
+    if "continuous" in own and "continuous" not in parameters and "action_space" in parameters:
+        own["action_space"] = "continuous" if own.pop("continuous") else "discrete"
     for key, values in _FIXED.items():
         if key in own and own[key] in values and (key not in parameters or key == "action_space"):
             del own[key]
@@ -115,16 +125,21 @@ def _take_encoder(own: dict[str, Any], parameters: Collection[str]) -> None:
     if not isinstance(shape, list | tuple) or len(shape) != len(_CONVOLUTIONS):
         own["encoder_hidden_sizes"] = list(sizes)
         return
-    *channels, width = sizes
-    if len(channels) != len(_CONVOLUTIONS):
+    n_blocks = len(sizes) - 1 - len(_CONVOLUTIONS)
+    if n_blocks < -1:
         raise ConfigError(
-            f"encoder_hidden_size_list={list(sizes)} has residual blocks, which no network here "
-            "has; give four sizes, those of three convolutions and of the linear layer, or a "
-            "network of your own"
+            f"encoder_hidden_size_list={list(sizes)} is too short for an image; give the sizes of "
+            "three convolutions and of the linear layer, which is the last one if there are three"
         )
-    convolutions = zip(channels, _CONVOLUTIONS, strict=True)
+    if n_blocks > 0:
+        raise ConfigError(
+            f"encoder_hidden_size_list={list(sizes)} has {n_blocks} residual blocks, which no "
+            "network here has; give four sizes, those of three convolutions and of the linear "
+            "layer, or a network of your own"
+        )
+    convolutions = zip(sizes, _CONVOLUTIONS, strict=False)
     own["conv_layers"] = [[channel, *layer] for channel, layer in convolutions]
-    own["encoder_hidden_sizes"] = [width]
+    own["encoder_hidden_sizes"] = [sizes[-1]]
 
 
 def _take_heads(own: dict[str, Any], parameters: Collection[str]) -> None:

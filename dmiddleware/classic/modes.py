@@ -25,7 +25,9 @@ from dmiddleware.classic.collate import (
     to_rows,
 )
 from dmiddleware.classic.di_engine_state import load_acting_state, load_learner_state
+from dmiddleware.classic.errors import UnknownAttribute
 from dmiddleware.classic.monitored import monitored_of
+from dmiddleware.classic.nstep_samples import with_summed_rewards
 from dmiddleware.classic.policy_config import ClassicSettings, as_classic
 from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import ConfigError, PolicyError
@@ -82,6 +84,15 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
+def _spec_of(get_attribute: object) -> PolicySpec:
+    """Return the spec of the policy whose attributes a function returns."""
+    owner = getattr(get_attribute, "__self__", None)
+    if isinstance(owner, CorePolicy):
+        return owner.spec
+    kind = object if owner is None else type(owner)
+    return spec_from_attributes(get_attribute, kind) if callable(get_attribute) else PolicySpec()
+
+
 class _Replaceable:
     """What a named tuple of DI-engine offers."""
 
@@ -93,7 +104,7 @@ class _Replaceable:
         for one in dataclasses.fields(self):  # type: ignore[arg-type]
             value = given[one.name]
             if one.name == "spec" and value is None:
-                value = PolicySpec()
+                value = _spec_of(given["get_attribute"])
             object.__setattr__(self, one.name, value)
 
     def _replace(self, **changes: Any) -> Self:
@@ -114,7 +125,7 @@ class LearnMode(core.LearnMode, _Replaceable):
         set_attribute: sets one.
         state_dict: returns everything that is needed to resume.
         load_state_dict: restores it.
-        spec: what the policy is; None: a policy that does not say.
+        spec: what the policy is; None: as ``get_attribute`` says.
     """
 
     _fields = (
@@ -160,7 +171,7 @@ class CollectMode(core.CollectMode, _Replaceable):
         state_dict: returns what acting needs.
         load_state_dict: restores it.
         seed: seeds the randomness of collecting.
-        spec: what the policy is; None: a policy that does not say.
+        spec: what the policy is; None: as ``get_attribute`` says.
         train_batch: as in :class:`dmiddleware.policy.CollectMode`.
         transitions: likewise.
     """
@@ -205,7 +216,7 @@ class EvalMode(core.EvalMode, _Replaceable):
         state_dict: returns what acting needs.
         load_state_dict: restores it.
         seed: seeds the randomness of evaluating.
-        spec: what the policy is; None: a policy that does not say.
+        spec: what the policy is; None: as ``get_attribute`` says.
     """
 
     _fields = (
@@ -353,7 +364,7 @@ def spec_attribute(spec: PolicySpec, name: str) -> Any:
     """Return what DI-engine calls an attribute of a policy.
 
     Raises:
-        AttributeError: if there is none; the nearest names are listed.
+        UnknownAttribute: if there is none; the nearest names are listed.
     """
     own = _DI_ENGINE_NAMES.get(name, name)
     if hasattr(spec, own):
@@ -362,7 +373,7 @@ def spec_attribute(spec: PolicySpec, name: str) -> Any:
         return getattr(as_classic(spec.settings), name, None)
     known = [one.name for one in dataclasses.fields(spec)]
     known += [*_DI_ENGINE_NAMES, *CONFIG_ATTRIBUTES]
-    raise AttributeError(
+    raise UnknownAttribute(
         f"{spec.kind.__name__} has no attribute {name!r} here; "
         f"did you mean: {', '.join(nearest(name, known)) or 'nothing similar'}"
     )
@@ -436,7 +447,12 @@ def _adapted_learn_mode(mode: core.LearnMode) -> LearnMode:
     spec, attributes = mode.spec, _Attributes(mode.spec)
 
     def forward(data: Batch | list[Any], **kwargs: Any) -> Any:
-        return mode.forward(collate_samples(data) if isinstance(data, list) else data, **kwargs)
+        if not isinstance(data, list):
+            return mode.forward(data, **kwargs)
+        batch = collate_samples(data)
+        if spec.discount is not None:
+            batch = with_summed_rewards(batch, spec.discount)
+        return mode.forward(batch, **kwargs)
 
     return LearnMode(
         forward=forward,
@@ -685,7 +701,7 @@ def _per_env_forward(mode: Any) -> Callable[..., Any]:
     return forward
 
 
-def transitions_by(process: Callable[..., Mapping[str, Any]]) -> Callable[..., Batch]:
+def transitions_by(process: Callable[..., Any]) -> Callable[..., Batch]:
     """Return what makes the columns of a step with a function that makes single transitions."""
 
     def transitions(

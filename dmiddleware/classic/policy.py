@@ -36,6 +36,8 @@ from dmiddleware.classic.config import (
 )
 from dmiddleware.classic.config_keys import CLASSIC_SECTIONS, merge_classic, split_classic
 from dmiddleware.classic.di_engine_state import is_partial
+from dmiddleware.classic.errors import UnknownAttribute
+from dmiddleware.classic.import_names import import_named
 from dmiddleware.classic.model_options import in_own_names
 from dmiddleware.classic.modes import (
     CollectMode,
@@ -56,6 +58,7 @@ from dmiddleware.errors import ConfigError, PolicyError, PolicyOutputError
 from dmiddleware.model import create_model
 from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
 from dmiddleware.policy.acting import check_finite
+from dmiddleware.policy.action_codec import ActorSettings
 from dmiddleware.policy.component import Component, load_optimizer_state, optimizer_state
 from dmiddleware.policy.env_spaces import check_number_of_agents, network_shapes
 from dmiddleware.policy.hooks import Hook
@@ -64,11 +67,11 @@ from dmiddleware.policy.policy import Policy as CorePolicy
 from dmiddleware.policy.policy_settings import PolicySettings
 from dmiddleware.policy.state import entry_of, load_model_state, model_state
 from dmiddleware.policy.update import check_columns, non_finite_error
-from dmiddleware.registry import import_modules, nearest
+from dmiddleware.registry import nearest
 from dmiddleware.schedule import Schedule
 from dmiddleware.tree import Batch, Nested, Value, as_tree, index_rows, to_device
 
-__all__ = ["CommandModePolicy", "Policy"]
+__all__ = ["CommandModePolicy", "Policy", "attribute_name"]
 
 _log = logging.getLogger(__name__)
 
@@ -112,6 +115,11 @@ _PUBLIC: Final = {
     "_set_attribute": "set_attribute",
 }
 """The methods that subclasses override, and those that call them with checks and conversions."""
+
+
+def attribute_name(name: str) -> str:
+    """Return the name here of an attribute of DI-engine's policies."""
+    return _ALIASES.get(name, name)
 
 
 def to_be_written(method: F) -> F:
@@ -186,7 +194,7 @@ class Policy(CorePolicy, Configurable):
     learn_function: ClassVar[Any] = LearnMode
     collect_function: ClassVar[Any] = CollectMode
     eval_function: ClassVar[Any] = EvalMode
-    batched: ClassVar[bool] = False
+    batched: bool = False
     learn_from: ClassVar[Literal["batch", "samples"]] = "batch"
     """What ``_forward_learn`` takes: a batch ``[B, …]``, or a list of ``B`` dictionaries.
 
@@ -221,25 +229,30 @@ class Policy(CorePolicy, Configurable):
     ) -> None:
         self._enabled = self._check_fields(enable_field)
         self._enable_field = [field for field in self.fields if field in self._enabled]
+        self._build(cfg, model)
+        for field in self._enable_field:
+            getattr(self, f"_init_{field}")()
+
+    def _build(self, cfg: Mapping[str, Any] | None, model: nn.Module | None) -> None:
+        """Build what all fields share."""
         self._optimizer: torch.optim.Optimizer | None = None
         if self._enabled.isdisjoint(("learn", "collect", "eval")):
-            self.cfg = self.merged_config(cfg)
-            self.device, self.modes, self.on_gpu = "cpu", frozenset(), False
-            self._init_attributes()
-            self._init_common()
+            self._build_without_model(cfg)
         else:
             super().__init__(cfg, model, self._enabled)  # type: ignore[arg-type]
-        for field in self.fields:
-            if field in self._enabled:
-                getattr(self, f"_init_{field}")()
+
+    def _build_without_model(self, cfg: Mapping[str, Any] | None) -> None:
+        self.cfg = self.merged_config(cfg)
+        self.device, self.modes, self.on_gpu = "cpu", frozenset(), False
+        self.setup()
 
     def __getattr__(self, name: str) -> Any:
-        if name in _ALIASES and _ALIASES[name] in vars(self):
-            return vars(self)[_ALIASES[name]]
+        if attribute_name(name) in vars(self):
+            return vars(self)[attribute_name(name)]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(_ALIASES.get(name, name), value)
+        super().__setattr__(attribute_name(name), value)
 
     @classmethod
     def for_env(
@@ -267,7 +280,8 @@ class Policy(CorePolicy, Configurable):
         network = model if isinstance(model, nn.Module) else None
         if network is None:
             shapes = network_shapes(observation_space, action_space, several_agents=several)
-            del shapes["action_space"]  # as the settings of the base class have it
+            if not issubclass(cls.settings_class(), ActorSettings):
+                del shapes["action_space"]  # its networks have one kind of actions
             given["model"] = {**shapes, **given.get("model", {}), **(model or {})}  # type: ignore[dict-item]
         policy = cls(given, network, enable_field)
         policy.check_spaces(observation_space, action_space)
@@ -325,7 +339,12 @@ class Policy(CorePolicy, Configurable):
 
     @classmethod
     def _checked_settings(cls, cfg: Any) -> Any:
-        return cls.merged_config(cfg)
+        """Return the merged config, without CUDA where there is none, as in DI-engine."""
+        merged = cls.merged_config(cfg)
+        if merged.cuda and not torch.cuda.is_available():
+            _log.warning("%s: cuda=True has no effect, because torch finds no CUDA", cls.__name__)
+            merged.cuda = False
+        return merged
 
     def _schedules(self) -> dict[str, Schedule]:
         found = {}
@@ -529,7 +548,7 @@ class Policy(CorePolicy, Configurable):
             load_state_dict=self._public_load_collect,
             seed=self._seed_collect,
             train_batch=self.train_batch,
-            transitions=transitions_by(self._process_transition),
+            transitions=self._transitions(),
             **self._common_functions(),
         )
         return mode
@@ -574,7 +593,10 @@ class Policy(CorePolicy, Configurable):
             public.setdefault("seed", seeds[public["forward"]])
         if public["forward"] == self._collect:
             public["train_batch"] = self.train_batch
-            public["transitions"] = transitions_by(functions["process_transition"])
+            is_own = public["process_transition"] == self._public_transition
+            public["transitions"] = (
+                self._transitions() if is_own else transitions_by(functions["process_transition"])
+            )
         return kind(**public)
 
     @cached_property
@@ -593,16 +615,36 @@ class Policy(CorePolicy, Configurable):
             super().spec, **own, settings=settings, acting_state=self._state_dict_collect
         )
 
+    def predict(self, inputs: Any, **kwargs: Any) -> Any:
+        """Call ``_forward_eval`` with inputs as they are, such as a batch of a data set.
+
+        Args:
+            inputs: whatever ``_forward_eval`` takes.
+            **kwargs: its other arguments.
+
+        Returns:
+            What ``_forward_eval`` returns; no gradients are computed.
+
+        Raises:
+            PolicyError: if the field ``eval`` is not enabled.
+        """
+        self._check_call("eval", kwargs)
+        if self.model.training:
+            self.model.eval()
+        with torch.no_grad():
+            return self._forward_eval(inputs, **kwargs)
+
     def get_attribute(self, name: str) -> Any:
         """Return ``_get_<name>()``, ``_<name>`` or the property ``<name>``, whichever exists first.
 
         Raises:
-            AttributeError: if there is none of them; the nearest names are listed.
+            UnknownAttribute: if there is none of them; the nearest names are listed.
         """
         try:
             return self._get_attribute(name)
         except NotImplementedError:  # what an override in DI-engine's style raises
-            return Policy._get_attribute(self, name)
+            pass
+        return Policy._get_attribute(self, name)
 
     def set_attribute(self, name: str, value: Any) -> None:
         """Set ``_<name>``."""
@@ -618,7 +660,7 @@ class Policy(CorePolicy, Configurable):
                 return getattr(self, attribute)
         known = {own.removeprefix("_get_").removeprefix("_") for own in (*dir(self), *vars(self))}
         near = nearest(name, (own for own in known if not own.startswith("_")))
-        raise AttributeError(
+        raise UnknownAttribute(
             f"{type(self).__name__} has no attribute {name!r} (neither _get_{name}() nor _{name}); "
             f"did you mean: {', '.join(near) or 'nothing similar'}"
         )
@@ -633,7 +675,7 @@ class Policy(CorePolicy, Configurable):
         self.eval_generator.manual_seed(seed)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(device={self.device}, model={vars(self).get('model')})"
+        return f"{type(self).__name__}(device={self.device}, model={getattr(self, 'model', None)})"
 
     # The batched interface, derived from the methods above.
 
@@ -670,6 +712,10 @@ class Policy(CorePolicy, Configurable):
     def train_batch(self, batch: Batch) -> Batch:
         """Turn collected trajectories into training samples, one after the other."""
         return sample_by_trajectory(batch, self._get_train_sample)
+
+    def _transitions(self) -> Callable[..., Batch] | None:
+        """Return what makes the columns of a step; None: they are the standard ones."""
+        return transitions_by(self._public_transition)
 
     def _joined(
         self, name: str, obs: Value, env_id: npt.NDArray[np.int64], kwargs: dict[str, Any]
@@ -929,7 +975,7 @@ class Policy(CorePolicy, Configurable):
         if "type" not in options:
             name, imports = self.default_model()
             options |= {"type": name, "import_names": imports}
-        import_modules(options.get("import_names", ()))
+        import_named(options.pop("import_names", ()))
         return create_model(in_own_names(options, options["type"]))
 
     def _build_model(self, model: nn.Module | None) -> nn.Module:

@@ -1,5 +1,6 @@
 """Batches, replay buffers, offline datasets and checkpoints."""
 
+from dmiddleware.data.demonstrations import DemonstrationReplay, DemonstrationReplaySettings
 from dmiddleware.data.hindsight import GoalFunction, HindsightReplay, HindsightReplaySettings
 from dmiddleware.data.minibatches import (
     MinibatchUnit,
@@ -67,6 +68,8 @@ __all__ = [
     "TensorBuffer",
     "TensorBufferSettings",
     "SampleTransform",
+    "DemonstrationReplay",
+    "DemonstrationReplaySettings",
     "HindsightReplay",
     "HindsightReplaySettings",
     "GoalFunction",

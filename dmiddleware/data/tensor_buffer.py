@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
 from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -237,6 +238,23 @@ class TensorBuffer(TakesSettings[TensorBufferSettings], Closing):
         )
         if self._transform is not None:
             self._transform.attach(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a buffer with the same rows, priorities and random numbers.
+
+        Raises:
+            TypeError: if the rows are in files, which two buffers cannot share.
+        """
+        if self._settings.storage is not None:
+            raise TypeError(
+                f"a TensorBuffer with storage={str(self._settings.storage)!r} cannot be copied; "
+                "build another one and load this one's state_dict() into it"
+            )
+        with self._lock:
+            memo[id(self._lock)] = threading.RLock()
+            copied = memo[id(self)] = object.__new__(type(self))
+            vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any, Final
 from dmiddleware.ding.module_names import MODULE_NAMES
 from dmiddleware.ding.old_numbers import TolerantFloat
 from dmiddleware.errors import DMiddlewareError
+from dmiddleware.process.first_imports import add_first_import, remove_first_import
 from dmiddleware.registry import nearest
 
 __all__ = ["NotHere", "close_door", "open_door"]
@@ -34,12 +35,36 @@ _FACES: Final[Mapping[str, str]] = {
 }
 """The packages that this door serves, and where their faces are."""
 
+_MOVED: Final = "pettingzoo.mpe"
+_MOVED_TO: Final = "mpe2"
+"""PettingZoo's particle envs, which are a package of their own today."""
+
 _ABOUT: Final = "dmiddleware.ding.about"
 """The face of ``ding`` itself."""
 
 
 class NotHere(DMiddlewareError, ImportError):
     """A name of DI-engine that this project does not have."""
+
+
+class _ViewModule(ModuleType):
+    """A module whose names hide its modules of the same name, such as ``ding.rl_utils.gae``."""
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        # So the import system puts a module that it has loaded into its parent.
+        if isinstance(value, ModuleType) and self._has(key):
+            return
+        super().__setattr__(key, value)
+
+    def _has(self, key: str) -> bool:
+        try:
+            return not isinstance(getattr(self, key), ModuleType)
+        except AttributeError:
+            return False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let functions that name the module be sent to other processes."""
+        return importlib.import_module, (self.__name__,)
 
 
 class _View(importlib.abc.Loader):
@@ -49,7 +74,7 @@ class _View(importlib.abc.Loader):
         self._face = face
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return None
+        return _ViewModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         face, name = importlib.import_module(self._face), module.__name__
@@ -104,6 +129,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         root, _, rest = fullname.partition(".")
         if root == "dizoo":
             return _with_old_numbers(importlib.machinery.PathFinder.find_spec(fullname, path))
+        if fullname.startswith(_MOVED):
+            moved = fullname.replace(_MOVED, _MOVED_TO, 1)
+            return _view(fullname, moved) if _exists(moved) else None
         if root not in _FACES:
             return None
         if fullname in MODULE_NAMES or (root != "ding" and not rest):
@@ -160,15 +188,27 @@ def _with_old_numbers(
 _FINDER: Final = _Finder()
 
 
-def open_door() -> None:
-    """Serve ``ding``, ``ditk`` and ``gym`` in this process from now on; twice is once."""
+def open_door(folder: str | Path | None = None) -> None:
+    """Serve ``ding``, ``ditk`` and ``gym`` in this process from now on; twice is once.
+
+    Args:
+        folder: where the program is. If that is in a checkout of DI-engine, ``dizoo`` and the rest
+            of the checkout can be imported, too, after all that is on the import path already.
+    """
+    path = None if folder is None else Path(folder).resolve()
+    for place in () if path is None else (path, *path.parents):
+        if (place / "dizoo").is_dir():
+            sys.path += [] if str(place) in sys.path else [str(place)]
+            break
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
+        add_first_import(__package__)
 
 
 def close_door() -> None:
     """Serve them no longer, and forget the modules that were served."""
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
+        remove_first_import(__package__)
     for name in [name for name in sys.modules if name.partition(".")[0] in (*_FACES, "dizoo")]:
         del sys.modules[name]

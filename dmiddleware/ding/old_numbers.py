@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,3 +24,6 @@ class _TolerantType(type):
 
 class TolerantFloat(metaclass=_TolerantType):
     """The built-in ``float``, but for an array of one element, whatever its dimensions."""
+
+    # What NumPy asks a type for that is given as a dtype.
+    dtype: Final = np.dtype(builtins.float)

@@ -14,7 +14,7 @@ __all__ = ["env_name", "env_record", "recorded_env"]
 
 def env_name(settings: EnvSettings) -> str:
     """Return the id of an env, or the name of what makes it, ``module:name``."""
-    return settings.id if isinstance(settings.id, str) else name_of(settings.id)
+    return settings.maker if isinstance(settings.maker, str) else name_of(settings.maker)
 
 
 def env_record(settings: EnvSettings) -> dict[str, Any]:

@@ -67,16 +67,28 @@ _OPTIONAL: Final = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class _OneForEach:
+    """Functions that make one env each; called, the first one makes it."""
+
+    makers: tuple[EnvFn, ...]
+
+    def __call__(self, **kwargs: Any) -> Any:
+        return self.makers[0](**kwargs)
+
+
 def _as_env(env: Any) -> Any:
     if isinstance(env, str) or callable(env):
         return env
+    if isinstance(env, list | tuple) and env and all(map(callable, env)):
+        return _OneForEach(tuple(env))
     instead = "" if env is None else what_instead(env)
     if not instead and isinstance(env, gym.Env):
         name = type(env.unwrapped).__name__
         instead = f"an env already; pass a function that makes a new one: lambda: {name}()"
     raise ConfigError(
-        f"it must be the id of an env or a function that makes one, got {env!r:.100}"
-        + (f", which is {instead}" if instead else "")
+        "it must be the id of an env, a function that makes one, or a list of such functions, got "
+        f"{env!r:.100}" + (f", which is {instead}" if instead else "")
     )
 
 
@@ -110,11 +122,14 @@ class _Seeds:
 class EnvSettings(Settings):
     """The options of :func:`make_env_manager`."""
 
-    id: Annotated[str | EnvFn, Convert(_as_env)] = dataclasses.field(kw_only=False)
+    id: Annotated[str | EnvFn | Sequence[EnvFn], Convert(_as_env)] = dataclasses.field(
+        kw_only=False
+    )
     """An id registered with Gymnasium ("CartPole-v1", "module:Env-v0"); the name of a function or
     class that makes an env ("package.module:make_env"); or the function itself. A function is
     called once per env; with mode "vector" it makes the vector env, called once. Keyword arguments
-    of a `functools.partial` join `env_kwargs`."""
+    of a `functools.partial` join `env_kwargs`. A list has a function for each of the `env_num`
+    envs, which may differ."""
     env_num: Count
     """Number of envs."""
     mode: Literal["sync", "async", "vector"] = "sync"
@@ -148,12 +163,33 @@ class EnvSettings(Settings):
         super().__post_init__()
         if isinstance(self.id, functools.partial):
             self._name_keywords(self.id)
+        if isinstance(self.id, _OneForEach):
+            self._check_list(self.id)
         if self.backend == "envpool" and not (
             isinstance(self.id, str) and self.mode == "sync" and not self.wrappers
         ):
             raise ConfigError(
                 "backend='envpool' takes the id of an env and neither mode nor wrappers, because "
                 "EnvPool steps its envs in C++; use its own options, in env_kwargs"
+            )
+
+    @property
+    def maker(self) -> str | EnvFn:
+        """The id, or a function that makes an env: of a list, the first one."""
+        maker: Any = self.id  # a list has become an object that is called
+        first: str | EnvFn = maker
+        return first
+
+    def _check_list(self, envs: _OneForEach) -> None:
+        if self.mode == "vector":
+            raise ConfigError(
+                "mode='vector' takes one function, which makes all envs at once; use mode='sync' "
+                "or mode='async' for a list of functions"
+            )
+        if len(envs.makers) != self.env_num:
+            raise ConfigError(
+                f"the list has {len(envs.makers)} functions, but env_num is {self.env_num}; give "
+                "one function for each env"
             )
 
     def _name_keywords(self, made: functools.partial[Any]) -> None:
@@ -197,7 +233,13 @@ def make_env(settings: EnvSettings) -> Any:
         ConfigError: if the env needs an extra that is not installed.
         RegistryError: if no env is registered under the id; the message lists the nearest ones.
     """
-    return _make_env(_checked_env(settings.id), dict(settings.env_kwargs), _layers(settings))
+    return _make_env(_checked_env(settings.maker), dict(settings.env_kwargs), _layers(settings))
+
+
+def of_one_env(settings: EnvSettings) -> EnvSettings:
+    """Return the settings of the first env alone."""
+    maker = settings.id.makers[0] if isinstance(settings.id, _OneForEach) else settings.id
+    return dataclasses.replace(settings, id=maker, env_num=1)
 
 
 def _make_manager(settings: EnvSettings) -> BaseEnvManager:
@@ -206,7 +248,7 @@ def _make_manager(settings: EnvSettings) -> BaseEnvManager:
         assert isinstance(settings.id, str)
         return EnvPoolManager(settings.id, env_num, seed=seed, env_kwargs=settings.env_kwargs)
     maker, kwargs, layers = (
-        _checked_env(settings.id), dict(settings.env_kwargs), _layers(settings),
+        _checked_env(settings.maker), dict(settings.env_kwargs), _layers(settings),
     )  # fmt: skip
     if settings.mode == "vector":
         return VectorEnvManager(
@@ -215,7 +257,8 @@ def _make_manager(settings: EnvSettings) -> BaseEnvManager:
             seed=seed,
             max_retry=max_retry,
         )
-    env_fns = [functools.partial(_make_env, maker, kwargs, layers)] * env_num
+    makers = settings.id.makers if isinstance(settings.id, _OneForEach) else [maker] * env_num
+    env_fns = [functools.partial(_make_env, maker, kwargs, layers) for maker in makers]
     if settings.mode == "sync":
         return SyncEnvManager(env_fns, seed=seed, max_retry=max_retry)
     return AsyncEnvManager(

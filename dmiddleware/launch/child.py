@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +43,7 @@ class Child:
 
     Attributes:
         config: the node's configuration.
+        plan: its part in the run, with the roles that the program has given to it.
         log: the file with its whole output; None: there is none.
         is_started: whether it was started.
         where: its process, as its host names it; empty until it runs.
@@ -84,11 +85,10 @@ class Child:
     hung_s: float = 0.0
     is_killed: bool = False
     failure: Failure | None = None
+    plan: NodePlan = field(init=False)
 
-    @property
-    def plan(self) -> NodePlan:
-        """The node's part in the run."""
-        return self.config.plan
+    def __post_init__(self) -> None:
+        self.plan = self.config.plan
 
     @property
     def name(self) -> str:
@@ -124,6 +124,14 @@ class Child:
             return 0
         number = -code if code < 0 else code - 128
         return number if number in ENDING_SIGNALS else 0
+
+    def take_status(self, status: NodeStatus, now: float) -> None:
+        """Note the node's progress, and the roles that its program has given to it."""
+        self.status, self.heard_at = status, now
+        self.has_done_a_step |= status.step > 0
+        plan = self.config.plan
+        if plan.decides and status.roles is not None:
+            self.plan = replace(plan, roles=status.roles, decides=False)
 
     def expect_start(self) -> None:
         """Forget the process that ran before."""

@@ -36,6 +36,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "train": "middleware.programs.commands.train_command",
     "examples": "dmiddleware.example_programs.examples_command",
     "classic": "dmiddleware.worker.commands.classic_command",
+    "ding": "dmiddleware.ding.command.ding_command",
 }
 """The commands beside that which starts a run, by their names."""
 
@@ -67,8 +68,9 @@ class _Command(click.Command):
         ours, arguments = args[:at], args[at + 1 :]
         try:
             _, rest, _ = self.make_parser(ctx).parse_args(list(ours))
-            if rest[:1] == ["train"]:
-                ours, words = ours[: -len(rest)], _words_of_zoo(rest[1:], ctx)
+            if rest[:1] in (["train"], ["classic"]):
+                words_of = _words_of_zoo if rest[0] == "train" else _words_of_config
+                ours, words = ours[: -len(rest)], words_of(rest[1:], ctx)
                 ours, arguments = [*ours, *words[:2]], [*words[2:], *arguments]
             ctx.params["arguments"] = tuple(arguments)
             return super().parse_args(ctx, ours)
@@ -108,17 +110,36 @@ def _words_of_zoo(words: list[str], ctx: click.Context) -> list[str]:
         raise click.UsageError(str(error), ctx) from error
 
 
+def _words_of_config(words: list[str], ctx: click.Context) -> list[str]:
+    """Return ``--main``, the program that runs a config file, and its arguments.
+
+    Raises:
+        UsageError: if the words name no file.
+    """
+    long_names = {"-c": "--file", "--config": "--file", "-s": "--seed"}
+    parts = [word.partition("=") for word in words]
+    arguments = [long_names.get(name, name) + equals + value for name, equals, value in parts]
+    if not any(word.partition("=")[0] == "--file" for word in arguments):
+        raise click.UsageError(
+            "name a config file after classic, such as: ditask --roles "
+            "coordinator=1,learner=1,collector=2 classic -c cartpole_dqn_config.py",
+            ctx,
+        )
+    return ["--main", "dmiddleware.worker.commands.run_config", *arguments]
+
+
 def _make_option(info: SettingInfo, flag: Flag) -> click.Option:
     is_required = info.default is MISSING
+    kind, limits = _text_type(info.hint)
     # No text can be typed for an empty default, so the help describes it.
     default = None if is_required or info.default == () or flag.read is not None else info.default
     shown = bool(info.default) and not is_required and flag.read is None
-    kind, limits = _text_type(info.hint)
     return click.Option(
         [*filter(None, (flag.short,)), "--" + info.name.replace("_", "-")],
         help=f"{info.meaning}  [default: {flag.shown}]" if flag.shown else info.meaning,
         metavar=flag.metavar or None,
         type=_click_type(kind, limits, flag),
+        is_flag=kind is bool,
         required=is_required,
         default=default,
         show_default=not flag.shown and (shown or (kind is float and default is not None)),
@@ -141,6 +162,8 @@ def _click_type(kind: Any, limits: list[Any], flag: Flag) -> click.ParamType[Any
     above: Any = next((limit.gt for limit in limits if isinstance(limit, Gt)), None)
     if get_origin(kind) is Literal:
         return click.Choice(get_args(kind))
+    if kind is bool:
+        return bool
     if kind is int:
         return int if low is None else click.IntRange(min=low)
     if kind is float:
@@ -168,8 +191,12 @@ def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
     With arguments for the program:
       ditask --main examples.cartpole_dqn.main --roles learner=1,collector=2
              -- --seed 3 --policy.learning-rate 3e-4
+    A program of DI-engine, as it is:
+      ditask --ding --package . --main ding.example.dqn.main --parallel-workers 4
     With tuned settings for an algorithm and an env:
       ditask --parallel-workers 4 train dqn CartPole-v1 --seed 3
+    A parallel config of DI-engine, as it is:
+      ditask --roles coordinator=1,learner=1,collector=2 classic -c cartpole_dqn_config.py
     Over tcp, with a key, so that others can join:
       openssl rand -hex 32 > run.key; chmod 600 run.key
       ditask --main examples.cartpole_dqn.main --parallel-workers 4
@@ -183,6 +210,7 @@ def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
       ditask train ALGO ENV     train with tuned settings; --list shows what there is
       ditask examples FOLDER    copy the example programs, to run and change them
       ditask sweep --set ...    many runs with different settings, or a search with Optuna
+      ditask ding FILE          run a program of DI-engine as it is
       ditask classic -c FILE    run a config file of DI-engine
       ditask compare RUNS...    which settings learn better, and how sure that is
       ditask report RUNS...     an HTML page with curves, settings and videos

@@ -227,7 +227,7 @@ def make_table(children: Sequence[Child], rates: Callable[[Child], Mapping[str, 
         )
         table.add_row(
             str(child.plan.node_id),
-            "+".join(child.plan.roles) or "all",
+            "+".join(child.plan.roles) or ("" if child.plan.decides else "all"),
             Text(phase, style=_PHASE_STYLE.get(phase.split(" ")[0], "")),
             str(len(status.peers)),
             f"{status.step:,}",

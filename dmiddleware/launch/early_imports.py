@@ -11,13 +11,19 @@ from typing import Final
 
 from dmiddleware.launch.main_function import find_source, parse
 
-__all__ = ["early_imports", "early_modules"]
+__all__ = ["THE_DOOR", "early_imports", "early_modules"]
+
+THE_DOOR: Final = "dmiddleware.ding"
+"""Makes the modules of DI-engine importable in the process that imports it; no code does so by
+itself."""
+
+_BEHIND_THE_DOOR: Final = ("ding", "ditk", "gym")
 
 _OURS: Final = ("dmiddleware", "middleware")
 _EARLY: Final = (*_OURS, "torch")
 
 
-def early_imports(main: str, package: Path) -> list[str]:
+def early_imports(main: str, package: Path, *, ding: bool = False) -> list[str]:
     """Return what the modules of a program import and a process may import before it is forked.
 
     That is torch, and the modules and names of this project. The modules of the program are not
@@ -28,17 +34,25 @@ def early_imports(main: str, package: Path) -> list[str]:
     Args:
         main: ``package.module.function``.
         package: the folder with the modules of the program.
+        ding: whether the program is one of DI-engine. The folder may be a checkout of it, whose
+            modules are not imported.
     """
     folder = package.resolve()
     modules: set[str] = set()
     visited: set[str] = set()
-    waiting = [main.rpartition(".")[0]]
+    program = main.rpartition(".")[0]
+    waiting = [program]
+    behind_the_door = _BEHIND_THE_DOOR if ding else ()
     while waiting:
         name = waiting.pop()
         if name in visited or not name:
             continue
         visited.add(name)
-        if name.partition(".")[0] in _EARLY:
+        root = name.partition(".")[0]
+        # The program may be in a checkout of DI-engine, as ding.example.dqn.
+        if root in behind_the_door and program.startswith(f"{name}."):
+            continue
+        if root in _EARLY or (root in behind_the_door and name != program):
             modules.add(name)
             continue
         waiting.append(name.rpartition(".")[0])
@@ -49,7 +63,7 @@ def early_imports(main: str, package: Path) -> list[str]:
         if tree is None or _names_variables(tree):
             return []
         waiting += _imported(tree, name if file.name == "__init__.py" else name.rpartition(".")[0])
-    return sorted(modules)
+    return [THE_DOOR, *sorted(modules)] if ding else sorted(modules)
 
 
 def early_modules(loaded: Iterable[str]) -> list[str]:

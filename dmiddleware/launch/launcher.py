@@ -34,6 +34,7 @@ from dmiddleware.launch.plan import (
     NodePlan,
     RunPlan,
     assign_roles,
+    default_topology,
     hub_index,
     listening_nodes,
     needs_key,
@@ -43,7 +44,7 @@ from dmiddleware.launch.plan import (
 from dmiddleware.launch.platforms import Placement, count_copies, place, slurm_step
 from dmiddleware.launch.ports import free_ports, port_of_run
 from dmiddleware.launch.resources import check_resource_roles, local_shares, resources_of
-from dmiddleware.launch.roles import COORDINATOR, LEAD, has_role
+from dmiddleware.launch.roles import LEAD
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 from dmiddleware.launch.variables import node_variables
 from dmiddleware.process.signals import HeldSignals
@@ -177,6 +178,7 @@ class _Start:
                 "tls": _tls(options),
                 "max_event_bytes": options.max_event_bytes,
                 "launch": options.recorded(),
+                "ding": options.ding,
                 **differences,
             }
         )
@@ -237,7 +239,7 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
     imports = start.program.imports
     if not start.program.pickled:
         check_main(options.main, options.package, options.arguments)
-        imports = early_imports(options.main, options.package)
+        imports = early_imports(options.main, options.package, ding=options.ding)
     shares = local_shares(options.role_resources, plans, env)
     is_alone = not request.joins and placement.count == 1
     key, is_new_key = _key(options, start.given_key, plans, is_alone=is_alone)
@@ -292,8 +294,8 @@ def _on_ray(start: _Start) -> Iterator[_Ready]:
     from dmiddleware.launch.hosts.ray import RayHost, folder_for_ray
 
     options = start.options
-    assigned = assign_roles(options.roles, options.parallel_workers)
-    topology = options.topology or ("mesh" if has_role(COORDINATOR, assigned) else "star")
+    assigned = assign_roles(options.role_counts, options.parallel_workers)
+    topology = options.topology or default_topology(assigned)
     listening = listening_nodes(assigned, topology)
     check_resource_roles(options.role_resources, assigned)
     unplaced = plan_at(assigned, {})
@@ -378,8 +380,7 @@ def _request(options: LaunchOptions, placement: Placement, run_dir: Path) -> Lau
         )
         for host in range(placement.count)
     ]
-    has_coordinator = any(has_role(COORDINATOR, roles) for roles in roles_of_hosts)
-    topology = options.topology or ("mesh" if has_coordinator else "star")
+    topology = options.topology or default_topology(tuple(chain.from_iterable(roles_of_hosts)))
     hub_host = hub_index([tuple(chain.from_iterable(roles)) for roles in roles_of_hosts])
     has_hub = placement.index == hub_host
     hubs = [index for index, names in enumerate(roles_of_hosts[hub_host]) if LEAD in names] or [0]
@@ -429,7 +430,7 @@ def _roles_of_host(options: LaunchOptions, index: int, count: int) -> RoleCounts
     """Return a host's roles: its entry in the platform's spec, or ``--roles``."""
     per_host = options.platform_spec.roles
     if per_host is None:
-        return options.roles
+        return options.role_counts
     if len(per_host) != count:
         raise LaunchError(
             f'--platform-spec: "roles" needs one entry for each of the {count} hosts, '

@@ -7,6 +7,7 @@ point of a container.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from dmiddleware.errors import LaunchError
+from dmiddleware.launch.early_imports import THE_DOOR
 from dmiddleware.launch.main_function import call_main, import_main, with_arguments
 from dmiddleware.launch.mistakes import is_mistake
 from dmiddleware.launch.pauses import Pauses
@@ -157,6 +159,7 @@ class JoinedNode:
         self._node = _Node(
             router=self._router,
             roles=part.roles,
+            decides_roles=part.decides,
             labels=part.labels,
             clock=self._clock,
             run_token=plan.run_token,
@@ -252,11 +255,12 @@ class JoinedNode:
         return NodeStatus(
             phase=self._phase,
             address=self._router.address,
+            roles=self._node.task_roles,
             step=progress.step,
             counters=dict(progress.counters),
             blocked_s=progress.blocked_s
             + sum(traffic.blocked_s for traffic in self._router.traffic().values()),
-            peers=self._met | self._peers(),
+            peers=self._met | self._router.peer_roles(),
             reason=(self._node.stop_reason or self._stop_reason)[:_LONGEST_TEXT],
             run_is_over=self._node.ends_run,
             decided_end=self._node.decided_end,
@@ -270,6 +274,9 @@ class JoinedNode:
         )
 
     def _load(self, program: Program | bytes, package: str) -> Callable[[], Any]:
+        if self._plan.ding:
+            with kept_for_good():
+                importlib.import_module(THE_DOOR).open_door(package or ".")
         if isinstance(program, bytes):
             with kept_for_good():
                 import cloudpickle
@@ -360,15 +367,12 @@ class JoinedNode:
         while not self._done.wait(_STARTING_EVERY_S):
             self._pauses.tick()
             # A peer that joins and leaves between two reports is in the next one.
-            self._met |= self._peers()
+            self._met |= self._router.peer_roles()
             if time.monotonic() >= next_at:
                 every_s = STATUS_EVERY_S if self._phase == "running" else _STARTING_EVERY_S
                 next_at = time.monotonic() + every_s
                 self._report()
                 self._met = {}
-
-    def _peers(self) -> dict[int, tuple[str, ...]]:
-        return {int(peer.node_id): peer.roles for peer in self._router.peers()}
 
     def _report(self) -> None:
         if self._on_status is None:

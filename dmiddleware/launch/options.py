@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 from annotated_types import Ge
 
 from dmiddleware.errors import DMiddlewareError, LaunchError
+from dmiddleware.launch.roles import UNDECIDED
 from dmiddleware.settings import (
     AS_TUPLE,
     Convert,
@@ -205,9 +206,11 @@ class LaunchOptions(Settings):
     """The function to run in every process, for example examples.cartpole_dqn.main."""
     package: Annotated[_Path, Flag(short="-p", is_folder=True)] = Path()
     """The folder to put first on the import path."""
+    ding: bool = False
+    """Run a program of DI-engine as it is: ding, ditk and the old gym can be imported."""
     roles: Annotated[RoleCounts, AS_TUPLE, Flag(metavar="ROLE=N,...", read=parse_roles)] = ()
     """Number of processes per role, for example learner=1,collector=2,evaluator=1. A run has one
-    learner."""
+    learner. With none, the program gives each process its role, with task.add_role."""
     env: Annotated[_Texts, Flag(metavar="[ROLE:]NAME=VALUE", multiple=True)] = ()
     """An environment variable for all processes, for those of a role, or for one node id; may be
     given several times. For example, collector:CUDA_VISIBLE_DEVICES= hides the GPUs from the
@@ -221,9 +224,9 @@ class LaunchOptions(Settings):
     process sees; Ray knows further names."""
     parallel_workers: Annotated[int | None, Flag(metavar="N")] = None
     """Number of processes. Without --roles, the first one learns, the last one evaluates and the
-    others collect."""
+    others collect; with --ding, the program decides."""
     topology: Annotated[
-        TopologyName | None, Flag(shown="star, or mesh in a run with a coordinator")
+        TopologyName | None, Flag(shown="star; mesh with a coordinator or --roles none")
     ] = None
     """How processes connect: star, all to the learner (or to the first process if none learns);
     mesh, each to all others; alone, only to the addresses in --attach-to."""
@@ -330,11 +333,11 @@ class LaunchOptions(Settings):
                 values[info.name] = flag.read(values[info.name])
         return cls(**values, arguments=tuple(arguments))
 
-    def recorded(self) -> dict[str, str | list[str]]:
+    def recorded(self) -> dict[str, str | list[str] | bool]:
         """Return what a run records of them: those that differ from their defaults, as texts.
 
         These are the texts of the command line, by the names of the fields; options that may be
-        given several times have a list.
+        given several times have a list, and those without a value are True.
         """
         options = {info.name: (getattr(self, info.name), info) for info, _ in options_and_flags()}
         return {
@@ -347,6 +350,11 @@ class LaunchOptions(Settings):
     def role_resources(self) -> Mapping[str, Resources]:
         """What each process of a role needs; empty: nothing is said."""
         return self.resources or {}
+
+    @property
+    def role_counts(self) -> RoleCounts:
+        """``roles``; a program of DI-engine decides unless they are given."""
+        return self.roles or (((UNDECIDED, 1),) if self.ding else ())
 
     @property
     def hub_port(self) -> int | None:
@@ -455,8 +463,10 @@ def options_and_flags() -> list[tuple[SettingInfo, Flag]]:
     ]
 
 
-def _as_text(value: Any) -> str | list[str]:
-    """Return the text of the command line that is read as a value."""
+def _as_text(value: Any) -> str | list[str] | bool:
+    """Return the text of the command line that is read as a value; True for an option without."""
+    if isinstance(value, bool):
+        return value
     if isinstance(value, PlatformSpec):
         return json.dumps(dataclasses.asdict(value))
     if isinstance(value, Mapping):

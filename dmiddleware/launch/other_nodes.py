@@ -21,14 +21,17 @@ class OtherNodes:
     Args:
         own: the ids of the nodes that this launcher has started.
         attached: whether those joined the run of another launcher.
+        decides: whether the program gives the nodes of the run their roles.
     """
 
-    def __init__(self, *, own: Collection[int], attached: bool) -> None:
+    def __init__(self, *, own: Collection[int], attached: bool, decides: bool = False) -> None:
         self._own = own
+        self._decides = decides
         self._words = ("connected to", "no longer connected to")
         if not attached:
             self._words = ("joined the run:", "left the run:")
-        self._seen_at: dict[NodePlan, float] = {}
+        self._nodes: dict[int, NodePlan] = {}
+        self._seen_at: dict[int, float] = {}
 
     def changes(self, statuses: Sequence[NodeStatus], now: float) -> Iterator[str]:
         """Yield messages about what has changed since the last call.
@@ -38,22 +41,23 @@ class OtherNodes:
             now: the time by a monotonic clock, in seconds.
         """
         present = {
-            NodePlan(node_id, roles=roles): now
+            node_id: NodePlan(node_id, roles=roles, decides=self._decides and not roles)
             for status in statuses
             for node_id, roles in status.peers.items()
             if node_id not in self._own
         }
-        joined = [node for node in present if node not in self._seen_at]
+        joined = [node_id for node_id in present if node_id not in self._seen_at]
+        self._nodes |= present
         if any(status.phase != "running" for status in statuses):
             # A node that was restarted has yet to connect.
             self._seen_at = dict.fromkeys(self._seen_at, now)
-        self._seen_at |= present
-        gone = [node for node, at in self._seen_at.items() if now - at > GONE_S]
-        for words, nodes in zip(self._words, (joined, gone), strict=True):
-            if nodes:
-                yield f"{words} {few_nodes(nodes)}"
-        for node in gone:
-            del self._seen_at[node]
+        self._seen_at |= dict.fromkeys(present, now)
+        gone = [node_id for node_id, at in self._seen_at.items() if now - at > GONE_S]
+        for words, node_ids in zip(self._words, (joined, gone), strict=True):
+            if node_ids:
+                yield f"{words} {few_nodes([self._nodes[node_id] for node_id in node_ids])}"
+        for node_id in gone:
+            del self._seen_at[node_id]
 
 
 def few_nodes(nodes: Sequence[NodePlan]) -> str:

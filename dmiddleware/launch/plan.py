@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -21,6 +21,7 @@ from dmiddleware.launch.roles import (
     FEEDER,
     KNOWN_ROLES,
     LEAD,
+    UNDECIDED,
     has_role,
     roles_by_position,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "RunPlan",
     "assign_roles",
     "count_hubs",
+    "default_topology",
     "hub_index",
     "listening_nodes",
     "needs_key",
@@ -69,7 +71,8 @@ class LaunchRequest:
 
     Attributes:
         main: the function to run in each node, ``package.module.function``.
-        roles: the roles of each node; a node without roles runs the whole chain.
+        roles: the roles of each node; a node without roles runs the whole chain, and the program
+            decides on those of a node with ``UNDECIDED``.
         elsewhere: the roles of each node that the launchers on other hosts start.
         elsewhere_ids: the ids of these nodes.
         n_before: how many of these the launchers before this one start.
@@ -154,6 +157,7 @@ class NodePlan:
         role_index: its number among the nodes of the run with the same roles; among those of its
             launcher if the node joins a run.
         ranks: its place among the learners; None: it is not one.
+        decides: whether the program gives the node its roles, and has not done so yet.
     """
 
     node_id: int
@@ -166,14 +170,16 @@ class NodePlan:
     run_roles: tuple[str, ...] | None = None
     role_index: int = 0
     ranks: RankPlan | None = None
+    decides: bool = False
 
     @property
     def learns(self) -> bool:
         """Whether the node is a learner, without which a run cannot succeed."""
-        return not self.roles or LEAD in self.roles
+        return not self.decides and (not self.roles or LEAD in self.roles)
 
     def __str__(self) -> str:
-        return f"node {self.node_id} ({'+'.join(self.roles) or 'all roles'})"
+        roles = "" if self.decides else f" ({'+'.join(self.roles) or 'all roles'})"
+        return f"node {self.node_id}{roles}"
 
 
 class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
@@ -196,6 +202,7 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
         shared_memory: folder for arrays in shared memory; empty: none.
         max_event_bytes: the memory for large events of its peers; None: the router's default.
         launch: the options of the launcher that a run records, as texts.
+        ding: whether the program is one of DI-engine.
     """
 
     nodes: tuple[NodePlan, ...]
@@ -209,7 +216,8 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
     may_grow: bool = False
     shared_memory: str = ""
     max_event_bytes: int | None = None
-    launch: dict[str, str | list[str]] = {}
+    launch: dict[str, str | list[str] | bool] = {}
+    ding: bool = False
 
     def __repr__(self) -> str:
         """Return a text without secrets, which tracebacks and logs may show."""
@@ -285,7 +293,7 @@ def assign_roles(
 
     Named roles give one node per count. Without them, the run's first node learns, its last one
     evaluates and the others collect; of two, the second collects and evaluates; a single node runs
-    the whole chain.
+    the whole chain. With ``UNDECIDED``, the program decides.
 
     Args:
         roles: ``(role, count)`` in order, for this host.
@@ -302,10 +310,19 @@ def assign_roles(
         n_nodes = n_workers or 1
         by_position = roles_by_position(n_nodes * n_hosts)
         return tuple(by_position[host * n_nodes : (host + 1) * n_nodes])
+    names = [name for name, _ in roles]
+    if UNDECIDED in names:
+        if len(names) > 1:
+            raise LaunchError(
+                f"--roles {UNDECIDED} lets the program decide on the roles of all processes, so it "
+                f"cannot be together with {', '.join(name for name in names if name != UNDECIDED)}"
+            )
+        if n_workers is not None and roles[0][1] == 1:
+            roles = ((UNDECIDED, n_workers),)
     for name, count in roles:
         if count < 1:
             raise LaunchError(f"--roles: {name}={count} starts no process; leave the role out")
-        if name not in KNOWN_ROLES and (near := misspelled_role(name, KNOWN_ROLES)):
+        if name not in (*KNOWN_ROLES, UNDECIDED) and (near := misspelled_role(name, KNOWN_ROLES)):
             raise LaunchError(f"--roles: unknown role {name!r}; did you mean {near}?")
     by_role = tuple((name,) for name, count in roles for _ in range(count))
     if n_workers is not None and n_workers != len(by_role):
@@ -351,7 +368,7 @@ def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
     planned = {
         index: NodePlan(
             node_id=node_ids[index],
-            roles=request.roles[index],
+            **_roles_of(request.roles[index], may_decide=len(nodes) > 1 or _has_others(request)),
             labels=request.labels,
             listen=node.listen,
             dial=node.dial,
@@ -456,16 +473,26 @@ def plan_at(
         nodes.append(
             NodePlan(
                 node_id=index,
-                roles=names,
+                **_roles_of(names, may_decide=len(assigned) > 1),
                 labels=labels,
                 listen=listening.get(index, ""),
                 dial=tuple(listening[earlier] for earlier in before),
                 n_peers=len(assigned) - 1 if index in listening else len(before),
-                run_roles=None if () in assigned else roles,
+                run_roles=None if _are_unknown(assigned) else roles,
                 role_index=assigned[:index].count(names),
             )
         )
     return nodes
+
+
+def default_topology(assigned: Sequence[Sequence[str]]) -> TopologyName:
+    """Return how the nodes of a run connect by default, given the roles of each.
+
+    A coordinator talks to all others, and which node is the learner is not known before the program
+    has decided.
+    """
+    decides = len(assigned) > 1 and has_role(UNDECIDED, assigned)
+    return "mesh" if decides or has_role(COORDINATOR, assigned) else "star"
 
 
 def hub_index(roles: Sequence[Sequence[str]]) -> int:
@@ -534,9 +561,24 @@ def _check_learners(request: LaunchRequest) -> None:
         )
 
 
+def _has_others(request: LaunchRequest) -> bool:
+    return request.joins or bool(request.elsewhere)
+
+
+def _roles_of(names: tuple[str, ...], *, may_decide: bool) -> dict[str, Any]:
+    """Return the fields of a plan for the roles of a node; a node that is alone has them all."""
+    if UNDECIDED in names:
+        return {"roles": (), "decides": may_decide}
+    return {"roles": names}
+
+
+def _are_unknown(nodes: Collection[Sequence[str]]) -> bool:
+    return () in nodes or has_role(UNDECIDED, nodes)
+
+
 def _run_roles(request: LaunchRequest) -> tuple[str, ...] | None:
     nodes = (*request.roles, *request.elsewhere)
-    if request.joins or () in nodes:
+    if request.joins or _are_unknown(nodes):
         return None
     return tuple(dict.fromkeys(role for roles in nodes for role in roles))
 

@@ -10,6 +10,7 @@ from typing import Final
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.options import Resources
 from dmiddleware.launch.plan import NodePlan
+from dmiddleware.launch.roles import UNDECIDED
 from dmiddleware.registry import nearest
 
 __all__ = ["check_resource_roles", "local_shares", "resources_of"]
@@ -29,6 +30,11 @@ def check_resource_roles(
     """
     roles = list(dict.fromkeys(chain.from_iterable(assigned)))
     for role in resources:
+        if roles in ([], [UNDECIDED]):
+            raise LaunchError(
+                f"--resources: no process has the role {role!r} when it starts; name the roles, as "
+                "in --roles learner=1,collector=2"
+            )
         if role not in roles:
             near = nearest(role, roles, n=1)
             hint = f"did you mean {near[0]}?" if near else f"its roles are {', '.join(roles)}"

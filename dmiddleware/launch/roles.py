@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
-__all__ = ["COORDINATOR", "FEEDER", "KNOWN_ROLES", "LEAD", "has_role", "roles_by_position"]
+__all__ = [
+    "COORDINATOR",
+    "FEEDER",
+    "KNOWN_ROLES",
+    "LEAD",
+    "UNDECIDED",
+    "has_role",
+    "roles_by_position",
+]
 
 LEAD: Final = "learner"
 """The others connect to the nodes with this role, and the run succeeds if they do.
@@ -24,6 +32,9 @@ COORDINATOR: Final = "coordinator"
 """A node with this role talks to all others, and each lead runs by itself."""
 
 _OBSERVER: Final = "evaluator"
+
+UNDECIDED: Final = "none"
+"""The word for processes whose roles the program decides, as in ``--roles none``."""
 
 KNOWN_ROLES: Final = (LEAD, FEEDER, _OBSERVER, COORDINATOR, "aggregator")
 """Names that are not taken for a misspelling of another one."""

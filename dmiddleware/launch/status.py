@@ -13,6 +13,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     Attributes:
         phase: ``starting``, ``running``, ``finished`` or ``failed``.
         address: the address that it listens on.
+        roles: the roles of its task; None: its program has yet to give it one.
         step: steps of its task.
         counters: further counters of its task by name, such as environment steps.
         blocked_s: seconds spent waiting for peers, either for their data or for room in their
@@ -35,6 +36,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
 
     phase: str
     address: str = ""
+    roles: tuple[str, ...] | None = None
     step: int = 0
     counters: dict[str, int] = {}
     blocked_s: float = 0.0

@@ -118,7 +118,9 @@ class Supervisor:
         self._failed: list[Child] = []
         self._too_late: list[Child] = []
         self._others = OtherNodes(
-            own=self._by_id, attached=any(config.run.attached for config in configs)
+            own=self._by_id,
+            attached=any(config.run.attached for config in configs),
+            decides=any(config.plan.decides for config in configs),
         )
         self.conclusion: list[str] = []
         self.display_error: Exception | None = None
@@ -217,8 +219,7 @@ class Supervisor:
                     for line in lines:
                         self._show_line(child, line)
                 case Reported(status=status):
-                    child.status, child.heard_at = status, self._now()
-                    child.has_done_a_step |= status.step > 0
+                    child.take_status(status, self._now())
                 case Started(where=where):
                     child.note_start(where)
                 case Ended(code=code, why=why):

@@ -43,6 +43,7 @@ def node_variables(
             variable that the launcher sets itself.
     """
     nodes = {**(elsewhere or {}), **{plan.node_id: plan.roles for plan in plans}}
+    decides = any(plan.decides for plan in plans)
     for_all, for_roles, for_nodes = [], [], []
     for text in texts:
         target, name, value = _parse(text)
@@ -52,6 +53,11 @@ def node_variables(
             _check_node(text, int(target), nodes)
             for_nodes.append((target, name, value))
         else:
+            if decides:
+                raise LaunchError(
+                    f"--env: {text!r} is for a role, but the program gives the processes their "
+                    f"roles after they have started; name a node id, as in 1:{name}={value}"
+                )
             _check_role(text, target, nodes.values())
             for_roles.append((target, name, value))
     return [

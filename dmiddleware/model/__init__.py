@@ -2,7 +2,13 @@
 
 from dmiddleware.model.action_mask import action_mask_of, masked_logit
 from dmiddleware.model.actor_critic import Actor, ActorCritic
-from dmiddleware.model.actor_q import ActorQ, EnsembleLinear, GaussianActor, QEnsemble
+from dmiddleware.model.actor_q import (
+    ActorQ,
+    CategoricalActorQ,
+    EnsembleLinear,
+    GaussianActor,
+    QEnsemble,
+)
 from dmiddleware.model.actor_qv import ActorQV, BoundedGaussianActor, StateValue
 from dmiddleware.model.bcq import ActionVAE, BCQNetwork, Perturbation
 from dmiddleware.model.decision_transformer import DecisionTransformer
@@ -29,6 +35,7 @@ from dmiddleware.model.model_registry import MODEL_REGISTRY, create_model
 from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import (
     CategoricalQNetwork,
+    FractionQuantileQNetwork,
     ImplicitQuantileQNetwork,
     QNetwork,
     QuantileQNetwork,
@@ -65,9 +72,11 @@ __all__ = [
     "CategoricalQNetwork",
     "QuantileQNetwork",
     "ImplicitQuantileQNetwork",
+    "FractionQuantileQNetwork",
     "Actor",
     "ActorCritic",
     "ActorQ",
+    "CategoricalActorQ",
     "DiscreteActorQ",
     "GaussianActor",
     "QEnsemble",

@@ -14,12 +14,13 @@ from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import Norm, activation_of
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
+from dmiddleware.model.q_network import support_of_returns
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape, as_obs_shape
 from dmiddleware.settings import Count, Counts, checked
 from dmiddleware.torch_private import call
 from dmiddleware.tree import Nested
 
-__all__ = ["ActorQ", "EnsembleLinear", "GaussianActor", "QEnsemble"]
+__all__ = ["ActorQ", "CategoricalActorQ", "EnsembleLinear", "GaussianActor", "QEnsemble"]
 
 # Haarnoja et al., "Soft Actor-Critic" (2018), leave the range open; these are the authors' own.
 _LOG_STD_RANGE = (-20.0, 2.0)
@@ -225,3 +226,47 @@ class ActorQ(Network):
         """Return what the actor does; the critics are called with the actions they judge."""
         output: dict[str, torch.Tensor] = call(self.actor, obs)
         return output
+
+
+@MODEL_REGISTRY.register("categorical_actor_q")
+class CategoricalActorQ(ActorQ):
+    """A deterministic actor, and a critic with a categorical distribution over returns.
+
+    Source: Barth-Maron et al., "Distributed Distributional Deterministic Policy Gradients" (2018),
+    appendix A.
+
+    Args:
+        obs_shape: as in :class:`ActorQ`.
+        action_shape: as in :class:`ActorQ`.
+        n_atoms: the number of returns that have a probability.
+        v_min: the lowest of them.
+        v_max: the highest; the others are evenly spaced between both.
+        **options: the other options of :class:`ActorQ`, without ``n_critics``, ``n_quantiles`` and
+            ``deterministic``.
+
+    Raises:
+        ConfigError: if ``n_atoms`` is not a positive integer, or ``v_min`` or ``v_max`` is not a
+            finite number.
+        ValueError: if ``v_min`` is not below ``v_max``, or there is one atom.
+
+    Attributes:
+        critic: a :class:`QEnsemble` of one, which returns the logits ``[1, B, n_atoms]``.
+        support: ``[n_atoms]``, the returns.
+    """
+
+    support: torch.Tensor
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        action_shape: ActionShape,
+        *,
+        n_atoms: int = 51,
+        v_min: float = -10.0,
+        v_max: float = 10.0,
+        **options: Any,
+    ) -> None:
+        support = support_of_returns(n_atoms, v_min, v_max)
+        fixed: dict[str, Any] = {"n_critics": 1, "n_quantiles": n_atoms, "deterministic": True}
+        super().__init__(obs_shape, action_shape, **{**options, **fixed})
+        self.register_buffer("support", support, persistent=False)

@@ -27,6 +27,7 @@ from dmiddleware.tree import Nested
 
 __all__ = [
     "CategoricalQNetwork",
+    "FractionQuantileQNetwork",
     "ImplicitQuantileQNetwork",
     "QNetwork",
     "QuantileQNetwork",
@@ -152,16 +153,9 @@ class CategoricalQNetwork(QNetwork):
         v_max: float = 10.0,
         **options: Any,
     ) -> None:
-        n_atoms = checked("n_atoms", n_atoms, Count)
-        for name, value in (("v_min", v_min), ("v_max", v_max)):
-            checked(name, value, Number)
-        super().__init__(obs_shape, action_shape, outputs_per_action=n_atoms, **options)
-        if n_atoms < 2 or not v_min < v_max:
-            raise ValueError(
-                f"n_atoms must be at least 2 and v_min below v_max, got n_atoms={n_atoms}, "
-                f"v_min={v_min} and v_max={v_max}"
-            )
-        self.register_buffer("support", torch.linspace(v_min, v_max, n_atoms), persistent=False)
+        support = support_of_returns(n_atoms, v_min, v_max)
+        super().__init__(obs_shape, action_shape, outputs_per_action=len(support), **options)
+        self.register_buffer("support", support, persistent=False)
 
     def forward(self, obs: Nested, noise: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """Return the values and the distributions.
@@ -175,6 +169,25 @@ class CategoricalQNetwork(QNetwork):
         """
         log_prob = self._outputs(call(self.encoder, obs), noise).log_softmax(-1)
         return {"logit": (log_prob.exp() * self.support).sum(-1), "log_prob": log_prob}
+
+
+def support_of_returns(n_atoms: int, v_min: float, v_max: float) -> torch.Tensor:
+    """Return ``[n_atoms]``: returns from ``v_min`` to ``v_max``, evenly spaced.
+
+    Raises:
+        ConfigError: if ``n_atoms`` is not a positive integer, or ``v_min`` or ``v_max`` is not a
+            finite number.
+        ValueError: if ``v_min`` is not below ``v_max``, or there is one atom.
+    """
+    n_atoms = checked("n_atoms", n_atoms, Count)
+    for name, value in (("v_min", v_min), ("v_max", v_max)):
+        checked(name, value, Number)
+    if n_atoms < 2 or not v_min < v_max:
+        raise ValueError(
+            f"n_atoms must be at least 2 and v_min below v_max, got n_atoms={n_atoms}, "
+            f"v_min={v_min} and v_max={v_max}"
+        )
+    return torch.linspace(v_min, v_max, n_atoms)
 
 
 @MODEL_REGISTRY.register("quantile_q_network")
@@ -267,11 +280,78 @@ class ImplicitQuantileQNetwork(QNetwork):
         """
         features: torch.Tensor = call(self.encoder, obs)
         tau = self.middles if tau is None else tau
+        quantiles = self._quantiles(features, tau, noise)
+        return {"logit": quantiles.mean(-1), "quantiles": quantiles, "tau": tau}
+
+    def _quantiles(
+        self, features: torch.Tensor, tau: torch.Tensor, noise: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return ``[…, A, N]``, the returns of features ``[…, F]`` at fractions ``[…, N]``."""
         # Fractions first: [N, …], so that noise for each row of observations fits.
         fractions = tau.movedim(-1, 0)
         if tau.dim() == 1:
             fractions = fractions.reshape(-1, *[1] * (features.dim() - 1))
         cosines = (fractions.unsqueeze(-1) * self.frequencies).cos()
         embedded = call(self.embedding, cosines).relu()
-        quantiles = self._outputs(features * embedded, noise).movedim(0, -1)
-        return {"logit": quantiles.mean(-1), "quantiles": quantiles, "tau": tau}
+        return self._outputs(features * embedded, noise).movedim(0, -1)
+
+
+@MODEL_REGISTRY.register("fraction_quantile_q_network")
+class FractionQuantileQNetwork(ImplicitQuantileQNetwork):
+    """The return of every discrete action at fractions that are proposed for the observation.
+
+    Source: Yang et al., "Fully Parameterized Quantile Function for Distributional RL" (2019),
+    sections 3.1 and 3.3: a layer over the features of an observation, and a softmax, give the
+    widths of ``n_quantiles`` intervals of [0, 1]. Each has one quantile, at its middle.
+
+    Args:
+        obs_shape: as in :class:`QNetwork`.
+        action_shape: number of actions.
+        **options: the other options of :class:`ImplicitQuantileQNetwork`.
+
+    Attributes:
+        proposal: the layer that proposes the widths.
+    """
+
+    def __init__(self, obs_shape: ObsShape, action_shape: int, **options: Any) -> None:
+        super().__init__(obs_shape, action_shape, **options)
+        self.proposal = nn.Linear(self.encoder.out_features, self.n_quantiles)
+        # So the first intervals are about equal.
+        nn.init.xavier_uniform_(self.proposal.weight, gain=0.01)
+        nn.init.zeros_(self.proposal.bias)
+
+    def forward(  # type: ignore[override]  # fractions come from the network
+        self,
+        obs: Nested,
+        noise: torch.Tensor | None = None,
+        *,
+        fractions: torch.Tensor | None = None,
+        with_edges: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        """Return the values, and the returns at the middles of the intervals.
+
+        Args:
+            obs: ``[…, *obs_shape]``.
+            noise: as in :class:`QNetwork`.
+            fractions: ``[…, N + 1]``, the edges of the intervals, from 0 to 1; None: proposed ones.
+            with_edges: whether to return the returns at the inner edges, too.
+
+        Returns:
+            ``logit`` ``[…, A]``, the means, each quantile weighted by the width of its interval;
+            ``quantiles`` ``[…, A, N]``; ``tau`` ``[…, N]``, their fractions; ``fractions``, whose
+            gradient is that of the proposal alone; and ``edges`` ``[…, A, N - 1]`` without
+            gradient.
+        """
+        features: torch.Tensor = call(self.encoder, obs)
+        if fractions is None:
+            widths = call(self.proposal, features.detach()).softmax(-1)
+            fractions = nn.functional.pad(widths.cumsum(-1), (1, 0))
+        fixed = fractions.detach()
+        tau = (fixed[..., 1:] + fixed[..., :-1]) / 2
+        quantiles = self._quantiles(features, tau, noise)
+        logit = (quantiles * fixed.diff().unsqueeze(-2)).sum(-1)
+        output = {"logit": logit, "quantiles": quantiles, "tau": tau, "fractions": fractions}
+        if with_edges:
+            with torch.no_grad():
+                output["edges"] = self._quantiles(features, fixed[..., 1:-1], noise)
+        return output

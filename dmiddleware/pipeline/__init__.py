@@ -1,4 +1,4 @@
-"""The pipeline floor: contexts, middleware, tasks and events. It knows nothing about learning."""
+"""The pipeline floor: contexts, middleware, tasks and events, without a word of learning."""
 
 from dmiddleware.pipeline.by_hand import Layer, Wrapped
 from dmiddleware.pipeline.clock import Clock, Running, SystemClock

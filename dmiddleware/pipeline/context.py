@@ -168,8 +168,8 @@ class Context:
                 same metric in a step replaces the first.
 
         Raises:
-            MiddlewareError: if the name cannot be that of a metric, or is that of a counter, or the
-                value is not a number.
+            MiddlewareError: if the name is not valid for a metric, or a counter has this name, or
+                the value is not a number.
         """
         if type(name) is not str or not is_metric_name(name, self.vocabulary.columns):
             check_metric_name(name, self.vocabulary.columns)

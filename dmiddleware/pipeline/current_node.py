@@ -57,6 +57,11 @@ class NodeTask(Protocol):
     name: str
 
     @property
+    def roles(self) -> frozenset[str]:
+        """The roles of this process; none means all."""
+        ...
+
+    @property
     def ctx(self) -> Context:
         """The context of the present step."""
         ...
@@ -98,7 +103,8 @@ class CurrentNode:
 
     Args:
         router: carries events to and from the others.
-        roles: the roles of this process; none means all.
+        roles: the roles that the launcher has given to this process; none means all.
+        decides_roles: whether the program gives this process its roles, with ``task.add_role``.
         labels: names by which the process can be selected.
         clock: measures time for its tasks; None: the clock of the machine.
         run_token: identifies the run: all its processes have the same one; empty: none.
@@ -123,6 +129,7 @@ class CurrentNode:
         *,
         router: EventRouter | None = None,
         roles: tuple[str, ...] = (),
+        decides_roles: bool = False,
         labels: tuple[str, ...] = (),
         clock: Clock | None = None,
         run_token: str = "",
@@ -139,6 +146,7 @@ class CurrentNode:
         self.on_end = on_end
         self.router = router
         self.roles = roles
+        self.decides_roles = decides_roles
         self.labels = labels
         self.run_roles = run_roles
         self.may_grow = may_grow
@@ -187,9 +195,23 @@ class CurrentNode:
         """The number of this process in the run."""
         return 0 if self.router is None else self.router.node_id
 
+    @property
+    def task_roles(self) -> tuple[str, ...] | None:
+        """The roles of the newest task, which the program may have given to it; none means all.
+
+        None: the program has yet to give this process its roles.
+        """
+        tasks = list(self._tasks)
+        roles = tuple(sorted(map(str, tasks[-1].roles))) if tasks else self.roles
+        return roles if roles or not self.decides_roles else None
+
     def has_role(self, role: str) -> bool:
-        """Return whether this process has the role; without any roles, it has them all."""
-        return not self.roles or role in self.roles
+        """Return whether this process has the role; without any roles, it has them all.
+
+        It has none that its program has yet to give to it.
+        """
+        roles = self.task_roles
+        return roles is not None and (not roles or role in roles)
 
     def next_shared_name(self) -> str:
         """Return a name for something that a run has one of, such as its folder; empty: none.
@@ -221,7 +243,7 @@ class CurrentNode:
         return 0.0 if self._waits else time.monotonic() - self._waited_at
 
     def next_task_number(self) -> int:
-        """Return the number of a new task among those of this process, from 1.
+        """Return the number of a new task among the tasks of this process, from 1.
 
         Raises:
             TaskStateError: if another task runs, from which the new one would take the peers.
@@ -292,7 +314,7 @@ class CurrentNode:
         only_local: bool = False,
         interrupted: bool = False,
     ) -> None:
-        """Stop every task of this process, and those that it starts later.
+        """Stop every task of this process, and every task that it starts later.
 
         Args:
             reason: why.

@@ -155,7 +155,7 @@ class EventBus:
     thread starts with the first emission that has a handler.
 
     The buses of a program that runs several tasks one after the other exchange their events under
-    different names, so that no event of one task reaches another one.
+    different names, so that no event of one task reaches another task.
 
     Args:
         name: names the thread.

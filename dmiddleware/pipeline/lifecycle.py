@@ -148,7 +148,7 @@ class Lifecycle:
 
         Args:
             chain: the chain that they are in.
-            only_new: leave out those that were set up.
+            only_new: leave out the objects that were set up.
 
         Raises:
             BaseException: what a ``bind`` raises, with a note that names the object.
@@ -215,7 +215,7 @@ class Lifecycle:
             silent: what :meth:`silent` returned when the state was saved.
 
         Raises:
-            CheckpointMismatch: if the objects differ from those that were saved; nothing is
+            CheckpointMismatch: if the objects differ from the saved ones; nothing is
                 restored then.
         """
         stateful = self._stateful()

@@ -106,8 +106,8 @@ class Declarations:
     def of(cls, subject: object) -> Declarations:
         """Return what a middleware declares, in the attributes of these names, without methods.
 
-        A ``functools.partial`` has the declarations of its function, and a bound method those of
-        its object that it does not declare itself.
+        A ``functools.partial`` has the declarations of its function, and a bound method has the
+        declarations of its object that it does not make itself.
         """
         values: dict[str, Any] = {}
         for part in _parts(subject):

@@ -56,9 +56,9 @@ _logger = logging.getLogger(__name__)
 class SkipRest(Exception):
     """Raised by a middleware to skip the rest of the way forward; this is not an error.
 
-    The way back runs as usual for the middleware that are suspended. Within a parallel branch, or
-    a middleware that another one calls by hand, only the rest of that one is skipped. On the way
-    back, it ends the middleware that raises it, and nothing else.
+    The way back runs as usual for the middleware that are suspended. Within a parallel branch, or a
+    middleware that another middleware calls by hand, only the rest of the branch or of the called
+    middleware is skipped. On the way back, it ends the middleware that raises it, and nothing else.
     """
 
 
@@ -251,7 +251,7 @@ class OnError:
     """A context manager that replaces an error that leaves its block.
 
     Args:
-        replace: takes the error and returns the one to raise, which may be the same one.
+        replace: takes the error and returns the error to raise, which may be the same.
     """
 
     __slots__ = ("_replace",)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from dmiddleware.errors import DMiddlewareError
-from dmiddleware.event_names import scoped_name
+from dmiddleware.event_names import ROLE_EVENTS, scoped_name
 from dmiddleware.pipeline.current_node import CurrentNode
 from dmiddleware.pipeline.event import Event
 from dmiddleware.pipeline.event_bus import EventBus, EventRouter, PeerTask
@@ -19,6 +19,7 @@ from dmiddleware.pipeline.preflight import (
     chain_error,
     idle_part,
     parts_without_process,
+    undecided_roles,
 )
 
 __all__ = ["ENDED", "Peers"]
@@ -29,8 +30,6 @@ _STOPPED = Event("task.stopped")
 ENDED: Final = Event("task.ended", timeout_s=5.0)
 """Sent by every task that is closed: its node and roles, its error if it has failed, and whether
 those that wait for it should stop too."""
-_HAS_ROLE = "task.role."
-"""Never emitted. A peer that subscribes to it has the role whose name follows."""
 # How long the end of a run waits for the subscriptions of peers that have just connected.
 _ANNOUNCED_S = 1.0
 
@@ -126,7 +125,7 @@ class Peers:
         planned = () if self._node is None else self._node.roles
         for role in roles.difference(planned, self._announced_roles):
             self._announced_roles.add(role)
-            self._events.on(f"{_HAS_ROLE}{role}", lambda: None)
+            self._events.on(f"{ROLE_EVENTS}{role}", lambda: None)
 
     def check_roles(
         self, plan: Sequence[PlanItem], roles: frozenset[str], *, lead: str | None
@@ -141,25 +140,35 @@ class Peers:
         Raises:
             ChainError: if one has none, and none can join.
         """
+        node = self._node
+        decides = node is not None and node.decides_roles
         # A process without roles has them all.
-        if not roles:
+        if not roles and not decides:
             return
-        peers = self._router.peer_tasks(_STOPPED.name).values()
-        if not all(peer.roles for peer in peers):
+        peers = self._router.peer_tasks(_STOPPED.name)
+        if decides and peers:
+            decided = {n: peer.roles for n, peer in peers.items() if peer.number >= self._number}
+            decided[self._router.node_id] = tuple(map(str, roles))
+            if problem := undecided_roles(plan, decided, lead=lead):
+                raise chain_error([problem])
+        if not roles or not all(peer.roles for peer in peers.values()):
             return
-        planned = None if self._node is None else self._node.run_roles
+        planned = None if node is None else node.run_roles
         run_roles = {*map(str, roles), *map(str, planned or ())}
-        run_roles.update(role for peer in peers for role in peer.roles)
+        run_roles.update(role for peer in peers.values() for role in peer.roles)
         idle = [
             item
             for item in parts_without_process(plan, run_roles)
-            if not any(self._events.subscribers(f"{_HAS_ROLE}{role}") for role in item.entry.roles)
+            if not any(self._events.subscribers(f"{ROLE_EVENTS}{r}") for r in item.entry.roles)
         ]
         if not idle or not asks_for_roles(roles, run_roles, lead=lead):
             return
         # Without a launcher's plan, nobody knows who may still come.
-        may_grow = planned is None or (self._node is not None and self._node.may_grow)
-        problems = [idle_part(item, run_roles, lead=lead, may_grow=may_grow) for item in idle]
+        may_grow = node is None or node.may_grow or (planned is None and not decides)
+        problems = [
+            idle_part(item, run_roles, lead=lead, may_grow=may_grow, decides=decides)
+            for item in idle
+        ]
         if not may_grow:
             raise chain_error(problems)
         for problem in problems:
@@ -250,7 +259,7 @@ class Peers:
                 self._informed.discard(node_id)
 
     def _accept_stop(self, stop: StopRequest, sender: int) -> None:
-        """Stop because of a peer, and at once stop those that it may not reach."""
+        """Stop because of a peer, and at once stop the peers that its message may not reach."""
         self._on_stop(stop)
         with self._informing:
             self._informed.add(sender)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Collection, Iterable, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -28,6 +28,7 @@ __all__ = [
     "chain_error",
     "idle_part",
     "parts_without_process",
+    "undecided_roles",
 ]
 
 
@@ -55,7 +56,7 @@ class ChainView:
 
     @property
     def active(self) -> Sequence[object]:
-        """Those of them that run in this task's roles."""
+        """The middleware that run in this task's roles."""
         return tuple(middleware_object(i.entry.middleware) for i in self._items if i.active)
 
     def writes(self, name: str) -> bool:
@@ -104,8 +105,52 @@ def asks_for_roles(own: Collection[str], run_roles: Collection[str], *, lead: st
     return lead in own or lead not in run_roles
 
 
+def undecided_roles(
+    items: Iterable[PlanItem],
+    roles: Mapping[int, Collection[str]],
+    *,
+    lead: str | None,
+) -> str:
+    """Say what is wrong with the roles that the program has given to the processes of a run.
+
+    Args:
+        items: the plan, groups included.
+        roles: the roles of each process, by node id.
+        lead: the role that one process has, unless the launcher starts several that learn as one.
+
+    Returns:
+        The problem, with the remedy; empty: there is none.
+    """
+    parts = {str(role) for item in _every(items) for role in item.entry.roles}
+    without = [node_id for node_id, names in roles.items() if not names]
+    if parts and without:
+        return (
+            f"the program has given {_nodes(without)} none of the roles "
+            f"{', '.join(sorted(parts))}, so the whole chain would run there, too; give a role to "
+            "each of the processes with task.add_role(...), or name them, as in ditask --roles "
+            + ",".join(f"{part}=1" for part in sorted(parts, key=lambda part: part != lead))
+        )
+    leads = [node_id for node_id, names in roles.items() if lead in names]
+    if lead is None or len(leads) < 2:
+        return ""
+    return (
+        f"the program has given the role {str(lead)!r} to {_nodes(leads)}, and each would learn "
+        "for itself; give it to one of them, or start several that learn as one, as in ditask "
+        f"--roles {lead}=2"
+    )
+
+
+def _nodes(node_ids: Collection[int]) -> str:
+    return f"node{'s' * (len(node_ids) > 1)} {', '.join(map(str, sorted(node_ids)))}"
+
+
 def idle_part(
-    item: PlanItem, run_roles: Collection[str], *, lead: str | None, may_grow: bool = False
+    item: PlanItem,
+    run_roles: Collection[str],
+    *,
+    lead: str | None,
+    may_grow: bool = False,
+    decides: bool = False,
 ) -> str:
     """Say that no process executes a part of the chain, with the remedy.
 
@@ -114,6 +159,7 @@ def idle_part(
         run_roles: the roles of all processes.
         lead: the role to name first.
         may_grow: whether processes with further roles may join the run.
+        decides: whether the program gives the processes their roles.
     """
     roles = sorted(map(str, item.entry.roles))
     part = (
@@ -124,6 +170,11 @@ def idle_part(
         return (
             f"{part}; it does nothing until one joins, as with ditask --attach-to ADDRESS --roles "
             f"{roles[0]}=1"
+        )
+    if decides:
+        return (
+            f"{part}, so it would never run; give the role to one with task.add_role({roles[0]!r})"
+            ", or remove the middleware"
         )
     return (
         f"{part}, so it would never run; start a process with it, as in --roles "

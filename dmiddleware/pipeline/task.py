@@ -82,7 +82,7 @@ class Task(Generic[C]):
         labels: names by which this process can be selected, in addition to the router's.
         rank: this process's number among those that run this task as one, with the same seed;
             None: it runs alone. Only rank 0 runs the middleware that declare ``lead_only = True``,
-            such as those that log and save.
+            such as loggers and savers of checkpoints.
         name: the task's name in messages.
         clock: measures deadlines; None: the clock of the current node, or of the machine.
         lock_timeout_s: the most seconds that a middleware waits for its lock.
@@ -467,7 +467,7 @@ class Task(Generic[C]):
         return self.events.wait_for(event, timeout_s=timeout_s, interruption=interruption)
 
     def renew(self) -> Self:
-        """Replace the context by that of the next step; :meth:`run` does so itself."""
+        """Replace the context by the context of the next step; :meth:`run` does so itself."""
         self.ctx = self.ctx.renew()
         self._step_done = False
         return self

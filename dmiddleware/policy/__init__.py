@@ -19,20 +19,25 @@ from dmiddleware.policy.component import (
     torch_optimizer,
 )
 from dmiddleware.policy.cql import CQLPolicy, CQLSettings
+from dmiddleware.policy.d4pg import D4PGPolicy, D4PGSettings
 from dmiddleware.policy.ddpg import DDPGPolicy, DDPGSettings, TD3Policy, TD3Settings
 from dmiddleware.policy.decision_transformer import (
     DecisionTransformerPolicy,
     DecisionTransformerSettings,
 )
+from dmiddleware.policy.discrete_cql import DiscreteCQLPolicy, DiscreteCQLSettings
 from dmiddleware.policy.discrete_sac import DiscreteSACPolicy, DiscreteSACSettings
 from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings, QRDQNPolicy, QRDQNSettings
 from dmiddleware.policy.dqn import DQNPolicy, DQNSettings
 from dmiddleware.policy.edac import EDACPolicy, EDACSettings
+from dmiddleware.policy.fqf import FQFPolicy, FQFSettings
 from dmiddleware.policy.impala import IMPALAPolicy, IMPALASettings
 from dmiddleware.policy.iql import IQLPolicy, IQLSettings
 from dmiddleware.policy.iqn import IQNPolicy, IQNSettings
 from dmiddleware.policy.mappo import IPPOPolicy, MAPPOPolicy, MAPPOSettings
+from dmiddleware.policy.mdqn import MDQNPolicy, MDQNSettings
 from dmiddleware.policy.modes import (
+    AnyMode,
     CollectMode,
     EvalMode,
     HasModes,
@@ -41,6 +46,7 @@ from dmiddleware.policy.modes import (
     as_collect_mode,
     as_eval_mode,
     as_learn_mode,
+    spec_of,
 )
 from dmiddleware.policy.obs_norm import DatasetNormSettings, ObsNorm, ObsNormSettings
 from dmiddleware.policy.off_policy_ppo import OffPolicyPPOPolicy, OffPolicyPPOSettings
@@ -57,6 +63,7 @@ from dmiddleware.policy.rainbow import RainbowPolicy, RainbowSettings
 from dmiddleware.policy.recurrent import Memory
 from dmiddleware.policy.recurrent_ppo import RecurrentPPOPolicy, RecurrentPPOSettings
 from dmiddleware.policy.sac import SACPolicy, SACSettings
+from dmiddleware.policy.sql import SQLPolicy, SQLSettings
 from dmiddleware.policy.td import TDPolicy, TDSettings
 from dmiddleware.policy.td3_bc import TD3BCPolicy, TD3BCSettings
 from dmiddleware.policy.tqc import TQCPolicy, TQCSettings
@@ -100,6 +107,8 @@ __all__ = [
     "HasModes",
     "PolicySpec",
     "as_learn_mode",
+    "spec_of",
+    "AnyMode",
     "as_collect_mode",
     "as_eval_mode",
     "update_outputs",
@@ -110,12 +119,18 @@ __all__ = [
     "get_policy_cls",
     "DQNPolicy",
     "DQNSettings",
+    "MDQNPolicy",
+    "MDQNSettings",
+    "SQLPolicy",
+    "SQLSettings",
     "C51Policy",
     "C51Settings",
     "QRDQNPolicy",
     "QRDQNSettings",
     "IQNPolicy",
     "IQNSettings",
+    "FQFPolicy",
+    "FQFSettings",
     "RainbowPolicy",
     "RainbowSettings",
     "R2D2Policy",
@@ -138,6 +153,8 @@ __all__ = [
     "DiscreteSACSettings",
     "DDPGPolicy",
     "DDPGSettings",
+    "D4PGPolicy",
+    "D4PGSettings",
     "TD3Policy",
     "TD3Settings",
     "PDQNPolicy",
@@ -154,6 +171,8 @@ __all__ = [
     "CQLSettings",
     "EDACPolicy",
     "EDACSettings",
+    "DiscreteCQLPolicy",
+    "DiscreteCQLSettings",
     "IQLPolicy",
     "IQLSettings",
     "DecisionTransformerPolicy",

@@ -206,7 +206,7 @@ class ActionCodec:
         return Hybrid(parts)
 
     def check_outputs(self, outputs: Any, *, draws: bool = False) -> None:
-        """Reject outputs of a network that are not those of this action.
+        """Reject outputs of a network that do not fit this action.
 
         Args:
             outputs: what the network returned.
@@ -215,7 +215,7 @@ class ActionCodec:
         Raises:
             PolicyOutputError: if they are not a dictionary, or one of them is missing or not of
                 floating-point numbers.
-            SpaceError: if the last dimension of one of them is not that of the action.
+            SpaceError: if the last dimension of an output differs from the action's.
         """
         sizes = self.output_sizes
         named_outputs(outputs, *(name for name in sizes if draws or name != "sigma"))

@@ -40,14 +40,14 @@ class CQLPolicy(SACPolicy):
 
     :class:`SACPolicy` whose critics also learn low values for all actions, and high values for
     those in the data (CQL(H), equation 4), so values of unknown actions are not overestimated. The
-    integral over all actions is estimated from random actions and those of the policy, each
+    integral over all actions is estimated from random actions and actions of the policy, each
     weighted by its density (appendix F). The weight of this penalty is fixed, or tuned so that
-    values of all actions exceed those of the data by ``lagrange_gap`` on average (appendix F).
+    values of all actions exceed the values of the data by ``lagrange_gap`` on average (appendix F).
 
     Learns from the columns of :class:`SACPolicy`, and needs no environment. With ``obs_norm``, call
     :meth:`observe` with the observations of the data set before learning. As in the authors' own
-    code, targets do not contain the entropy, unlike SAC's, and a third of the actions are those of
-    the policy for ``next_obs``. Differences from that code: the actor does not start with behavior
+    code, targets do not contain the entropy, unlike SAC's, and a third of the actions are the
+    policy's for ``next_obs``. Differences from that code: the actor does not start with behavior
     cloning; the estimate of the integral is a mean over the ``3 * n_actions`` actions, as in
     appendix F, where that code has their sum; the squared error is halved, as in equation 4, where
     that code has all of it; and networks have two hidden layers of 256 units, where that code has
@@ -108,7 +108,7 @@ class CQLPolicy(SACPolicy):
     def _conservative_gap(
         self, batch: Columns, random_action: torch.Tensor, policy_noise: torch.Tensor
     ) -> torch.Tensor:
-        """Return, for each critic, how far values of all actions exceed those of the data.
+        """Return, for each critic, how far values of all actions exceed the values of the data.
 
         That is the mean of ``log ∫ exp Q(s, a) da - Q(s, a_data)`` over the batch, ``[n_critics]``.
 

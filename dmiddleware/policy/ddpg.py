@@ -92,7 +92,7 @@ class DDPGPolicy(TDPolicy):
         """Refuse an actor or critics of other actions; see :meth:`Policy.check_outputs`."""
         output: dict[str, torch.Tensor] = self.actor.module(obs)
         self.codec.check_outputs(output)
-        _values(self.critic.module, obs, torch.zeros_like(output["mu"]))
+        self.value_of(obs, torch.zeros_like(output["mu"]))
 
     def draw(self, batch: Columns) -> dict[str, Any]:
         """Return the random numbers of an update, and whether it moves the actor."""
@@ -112,28 +112,39 @@ class DDPGPolicy(TDPolicy):
         with torch.no_grad():
             next_action = _actions(self.actor.target, batch["next_obs"])
             next_action = (next_action + noise).clamp(-1.0, 1.0)
-            next_value = _values(self.critic.target, batch["next_obs"], next_action).amin(0)
-        q = _values(self.critic.module, batch["obs"], self.codec.to_raw(batch["action"]))
-        target = self.td_target(batch, next_value)
-        critic_loss, td_error = ensemble_td_loss(q, target, weight=batch.get("weight"))
+        critic_loss, priority, logged = self.critic_loss_of(batch, next_action)
         self.critic.step(critic_loss)
-        output = {
-            "total_loss": critic_loss,
-            "critic_loss": critic_loss,
-            "q_value": q.mean(),
-            "target_q_value": target.mean(),
-            "td_error": td_error.mean(),
-        }
+        output = {"total_loss": critic_loss, "critic_loss": critic_loss, **logged}
         if moves_actor:
             chosen = _actions(self.actor.module, batch["obs"])
-            # The first critic judges, as in TD3.
-            value = _values(self.critic.module, batch["obs"], chosen)[0]
-            actor_loss = self.actor_loss_of(batch, chosen, value)
+            actor_loss = self.actor_loss_of(batch, chosen, self.value_of(batch["obs"], chosen))
             self.actor.step(actor_loss)
             output["actor_loss"] = actor_loss
         if "weight" in batch or self.cfg.priority:
-            output["priority"] = td_error
+            output["priority"] = priority
         return {name: value.detach() for name, value in output.items()}
+
+    def critic_loss_of(
+        self, batch: Columns, next_action: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the critics' loss, the priorities ``[B]``, and what to log.
+
+        Args:
+            batch: the columns.
+            next_action: ``[B, A]``, raw actions for the next observations.
+        """
+        with torch.no_grad():
+            next_value = _values(self.critic.target, batch["next_obs"], next_action).amin(0)
+        q = _values(self.critic.module, batch["obs"], self.codec.to_raw(batch["action"]))
+        target = self.td_target(batch, next_value)
+        loss, td_error = ensemble_td_loss(q, target, weight=batch.get("weight"))
+        logged = {"q_value": q.mean(), "target_q_value": target.mean(), "td_error": td_error.mean()}
+        return loss, td_error, logged
+
+    def value_of(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
+        """Return ``[B]``, the values of raw actions ``[B, A]`` that the actor maximizes."""
+        # The first critic judges, as in TD3.
+        return _values(self.critic.module, obs, action)[0]
 
     def actor_loss_of(self, batch: Columns, chosen: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """Return the actor's loss.

@@ -15,13 +15,13 @@ from dmiddleware.distributed import largest_over_ranks
 from dmiddleware.errors import PolicyError
 from dmiddleware.model import DecisionTransformer
 from dmiddleware.policy.action_codec import ActorSettings
-from dmiddleware.policy.component import Component, adam
+from dmiddleware.policy.component import Component, adam, adamw
 from dmiddleware.policy.obs_norm import DatasetNormSettings
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
 from dmiddleware.schedule import LearningRate
-from dmiddleware.settings import Number, Positive
+from dmiddleware.settings import NonNegative, Number, Positive
 from dmiddleware.torch_seeding import torch_seeded
 from dmiddleware.tree import Batch, Columns, Nested, Value
 
@@ -38,7 +38,7 @@ class LargestReturn(nn.Module):
         self.register_buffer("value", torch.tensor(-math.inf))
 
     def add(self, ret: torch.Tensor, counts: torch.Tensor) -> None:
-        """Take the returns ``[…]`` where ``counts``; those that are not finite are ignored."""
+        """Take the returns ``[…]`` where ``counts``; values that are not finite are ignored."""
         largest = ret.masked_fill(~counts | ~ret.isfinite(), -math.inf).amax()
         self.value.copy_(torch.maximum(self.value, largest))
 
@@ -56,6 +56,8 @@ class DecisionTransformerSettings(ActorSettings, DatasetNormSettings):
     """Returns are divided by it before the network sees them."""
     learning_rate: LearningRate = 1e-4
     """Adam's learning rate."""
+    weight_decay: NonNegative = 0.0
+    """Fraction of the weights that an update takes away, times the learning rate: AdamW's."""
     grad_clip_norm: Positive | None = 0.25
     """Largest norm of the gradient; None does not clip."""
 
@@ -76,7 +78,7 @@ class DecisionTransformerPolicy(Policy):
 
     Differences from the paper: observations pass through an encoder, sequences are padded at their
     ends instead of their beginnings (which a causal network does not see), and weights do not
-    decay; a warm-up is a schedule of the learning rate.
+    decay unless ``weight_decay`` says so; a warm-up is a schedule of the learning rate.
     """
 
     cfg: DecisionTransformerSettings
@@ -109,7 +111,9 @@ class DecisionTransformerPolicy(Policy):
     def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
         cfg = self.cfg
-        optimizer, clip = adam(cfg.learning_rate), cfg.grad_clip_norm
+        clip, optimizer = cfg.grad_clip_norm, adam(cfg.learning_rate)
+        if cfg.weight_decay:
+            optimizer = adamw(cfg.learning_rate, weight_decay=cfg.weight_decay)
         return {
             "transformer": Component(self.model, optimizer, grad_clip_norm=clip, acts=True),
             "largest_return": Component(LargestReturn(), acts=True),

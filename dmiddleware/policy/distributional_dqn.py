@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -11,10 +9,11 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 
-from dmiddleware.errors import ConfigError, PolicyOutputError
+from dmiddleware.errors import PolicyOutputError
 from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
+from dmiddleware.policy.return_support import ReturnSupport
 from dmiddleware.policy.update import CHECK_EVERY
 from dmiddleware.rl import (
     categorical_target,
@@ -26,9 +25,6 @@ from dmiddleware.rl import (
 from dmiddleware.tree import Batch, Columns, Value
 
 __all__ = ["C51Policy", "C51Settings", "QRDQNPolicy", "QRDQNSettings", "QuantilePolicy"]
-
-_log = logging.getLogger(__name__)
-_CLIPPED_SHARE_TO_WARN = 0.05
 
 Losses: TypeAlias = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
@@ -68,7 +64,6 @@ class C51Policy(QLearningPolicy):
     model_type: ClassVar[str] = "categorical_q_network"
 
     learned_output: ClassVar[str] = "log_prob"
-    _has_warned_of_clipping = False
 
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
         """Refuse a network without a support of its atoms; see :meth:`Policy.check_outputs`."""
@@ -119,11 +114,16 @@ class C51Policy(QLearningPolicy):
         output = super().learn(batch, **kwargs)
         assert isinstance(output, Mapping)  # of one update
         # A GPU is waited for as rarely as for the check of skipped steps.
-        if not self._has_warned_of_clipping and (
-            not self.on_gpu or self.train_iter % CHECK_EVERY == 0
-        ):
-            self._warn_of_clipping(output["clipped_share"])
+        if not self.on_gpu or self.train_iter % CHECK_EVERY == 0:
+            self._returns.warn_of_clipping(output["clipped_share"])
         return output
+
+    @cached_property
+    def _returns(self) -> ReturnSupport:
+        options = None if self._has_own_model or "type" in self.cfg.model else self.cfg.model
+        return ReturnSupport(
+            self.support, options, discount=self.cfg.discount, owner=type(self).__name__
+        )
 
     @cached_property
     def spec(self) -> PolicySpec:
@@ -145,51 +145,7 @@ class C51Policy(QLearningPolicy):
         Raises:
             ConfigError: with the returns, and a range that holds them.
         """
-        if self._has_own_model or "type" in self.cfg.model:
-            return
-        low, high = float(self.support[0]), float(self.support[-1])
-        margin = (high - low) / (2 * (len(self.support) - 1))
-        # Even if the rest is in the support, these returns are outside of it.
-        is_low = bool((returns + rest * high < low - margin).any())
-        is_high = bool((returns + rest * low > high + margin).any())
-        options = self.cfg.model
-        if not (is_low and "v_min" not in options) and not (is_high and "v_max" not in options):
-            return
-        lowest = options.get("v_min", self._bound(min(float(rewards.min()), 0.0)))
-        highest = options.get("v_max", self._bound(max(float(rewards.max()), 0.0)))
-        raise ConfigError(
-            f"{type(self).__name__} needs v_min and v_max for this env: its first rewards sum up "
-            f"to discounted returns from {float(returns.min()):.3g} to {float(returns.max()):.3g}, "
-            f"but the range is {low:g} to {high:g}, and returns outside cannot be learned. Pass "
-            "the lowest and the highest discounted return, such as model="
-            f"{{'v_min': {lowest}, 'v_max': {highest}}} (ditask train: --policy.model "
-            f"v_min={lowest} v_max={highest}), which hold any with such rewards and "
-            f"discount={self.cfg.discount:g}"
-        )
-
-    def _bound(self, reward: float) -> str:
-        """Return the return of the same reward forever, rounded away from 0 to two digits."""
-        value = reward / (1.0 - self.cfg.discount) if self.cfg.discount < 1.0 else math.inf * reward
-        if value == 0.0 or not math.isfinite(value):
-            return "0" if reward == 0.0 else "..."
-        unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
-        return f"{math.copysign(math.ceil(abs(value) / unit - 1e-9) * unit, value):g}"
-
-    def _warn_of_clipping(self, share: float) -> None:
-        """Warn if the support is too narrow for the returns of the last batch."""
-        if share <= _CLIPPED_SHARE_TO_WARN:
-            return
-        self._has_warned_of_clipping = True
-        low, high = float(self.support[0]), float(self.support[-1])
-        _log.warning(
-            "%s clips %.0f%% of the target's probability, because these returns are outside of "
-            "[v_min, v_max] = [%g, %g]; it cannot learn them. Pass model={'v_min': ..., 'v_max': "
-            "...} with the lowest and the highest discounted return, or scale the rewards",
-            type(self).__name__,
-            100.0 * share,
-            low,
-            high,
-        )
+        self._returns.check(returns, rest, rewards)
 
 
 class QuantilePolicy(QLearningPolicy):
@@ -208,7 +164,8 @@ class QuantilePolicy(QLearningPolicy):
         target = self.td_target(batch, next_value)
         quantiles = taken_rows(output["quantiles"], action)
         losses = quantile_huber_loss(quantiles, target, tau=output.get("tau"))
-        value, target_value = quantiles.detach().mean(-1), target.mean(-1)
+        value = self.mean_of(quantiles.detach(), output)
+        target_value = self.mean_of(target, output)
         error = (target_value - value).abs()
         logged = {
             "q_value": value.mean(),
@@ -216,6 +173,15 @@ class QuantilePolicy(QLearningPolicy):
             "td_error": error.mean(),
         }
         return weighted_mean(losses, batch.get("weight")), error, logged
+
+    def mean_of(self, quantiles: torch.Tensor, output: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return ``[B]``, the means of distributions with quantiles ``[B, N]``.
+
+        Args:
+            quantiles: of the online network, or of the target.
+            output: of the online network.
+        """
+        return quantiles.mean(-1)
 
 
 class QRDQNSettings(QLearningSettings):

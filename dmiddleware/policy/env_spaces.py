@@ -78,7 +78,7 @@ def check_observations(
     name: str = "obs",
     lead: tuple[int, ...] | None = None,
 ) -> None:
-    """Refuse observations that do not have the parts and shapes of a space, as those of another.
+    """Refuse observations whose parts and shapes do not fit a space.
 
     Args:
         obs: ``[…, *shape]``.

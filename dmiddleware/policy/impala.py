@@ -56,7 +56,7 @@ class IMPALAPolicy(ActorCriticPolicy):
 
     Differences from the paper: losses are averaged over the rows, where the paper adds them up; an
     episode that ends by a time limit bootstraps from its last observation; the default network is
-    that of PPO.
+    PPO's.
 
     One learn forward is one update from whole lanes ``[T, B, …]``: the columns ``obs``, ``action``
     (``raw_action`` where there is one), ``log_prob`` of the policy that acted, ``reward``,

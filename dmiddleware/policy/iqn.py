@@ -29,7 +29,7 @@ class IQNPolicy(QuantilePolicy):
 
     As :class:`DQNPolicy`, with a network that gives each action's return at any fraction of its
     distribution (:class:`~dmiddleware.model.ImplicitQuantileQNetwork`). An update compares the
-    returns at N fractions with those of the target at N' others, all drawn uniformly, by the
+    returns at N fractions with the target's returns at N' others, all drawn uniformly, by the
     quantile Huber loss (equation 3). Acting takes the action with the highest mean over K fractions
     (equation 1). The priority is the absolute error of the mean, which the paper does not have.
 

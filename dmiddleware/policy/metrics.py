@@ -80,6 +80,18 @@ _METRICS: Final = (
         "near 0; above 0.05 a warning is logged",
     ),
     Metric(
+        "munchausen_bonus",
+        _RETURN,
+        "the mean of what Munchausen DQN adds to rewards, the scaled log-policy of the actions",
+        "from minus `munchausen_weight` times `munchausen_clip` to 0; rises",
+    ),
+    Metric(
+        "fraction_entropy",
+        "nat",
+        "the mean entropy of the widths that FQF proposes",
+        "starts at the logarithm of `model.n_quantiles`; near 0, lower `learning_rate_fraction`",
+    ),
+    Metric(
         "entropy",
         "nat",
         "the mean entropy of the policy; of SAC, minus the log-density of its actions",

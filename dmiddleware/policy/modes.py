@@ -30,7 +30,9 @@ __all__ = [
     "PolicySpec",
     "as_collect_mode",
     "as_eval_mode",
+    "AnyMode",
     "as_learn_mode",
+    "spec_of",
 ]
 
 Mode: TypeAlias = Literal["learn", "collect", "eval"]
@@ -123,7 +125,8 @@ class LearnMode:
     An output may have ``priority``, float32 ``[b]``, the new priorities of the ``b`` rows of its
     minibatch, and ``priority_index``, int64 ``[b]``, the positions of these rows in the batch.
     Without ``priority_index``, the priorities are for all rows of the batch, or, in a list of
-    outputs, for the rows after those of the previous output. See :func:`priorities_of_rows`.
+    outputs, for the rows that follow the rows of the previous output. See
+    :func:`priorities_of_rows`.
 
     Attributes:
         forward: makes updates.
@@ -205,6 +208,10 @@ class HasModes(Protocol):
 M = TypeVar("M", LearnMode, CollectMode, EvalMode)
 
 
+AnyMode: TypeAlias = HasModes | LearnMode | CollectMode | EvalMode
+"""A policy, or one of its modes."""
+
+
 def as_learn_mode(policy: HasModes | LearnMode, *, user: str) -> LearnMode:
     """Return the learn mode of a policy; a learn mode is returned as it is.
 
@@ -226,6 +233,21 @@ def as_collect_mode(policy: HasModes | CollectMode, *, user: str) -> CollectMode
 def as_eval_mode(policy: HasModes | EvalMode, *, user: str) -> EvalMode:
     """Return the eval mode of a policy; see :func:`as_learn_mode`."""
     return _mode_of(policy, EvalMode, "eval_mode", user)
+
+
+def spec_of(policy: AnyMode, *, user: str) -> PolicySpec:
+    """Return what others read of a policy, of any of its modes.
+
+    Args:
+        policy: a policy or one of its modes.
+        user: the name of the caller, for the error message.
+
+    Raises:
+        ConfigError: if ``policy`` is neither.
+    """
+    if isinstance(policy, LearnMode | CollectMode | EvalMode):
+        return policy.spec
+    return as_learn_mode(policy, user=user).spec
 
 
 def _mode_of(policy: Any, kind: type[M], name: str, user: str) -> M:

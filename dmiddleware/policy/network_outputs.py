@@ -1,4 +1,4 @@
-"""Checks of what networks return, which may be those of a user."""
+"""Checks of what networks return; a user may have written them."""
 
 from __future__ import annotations
 

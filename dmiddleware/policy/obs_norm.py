@@ -102,7 +102,7 @@ class ObsNorm:
         device: str,
         select: Callable[[Nested], Nested] | None,
     ) -> ObsNorm:
-        """Build the one that a policy's options ask for.
+        """Build the normalization that a policy's options ask for.
 
         Args:
             cfg: the settings of the policy.

@@ -88,7 +88,7 @@ class PartCodec(ABC):
         return action.reshape((*lead, math.prod(self._shape)))
 
     def set_space(self, space: gym.Space[Any], *, was_used: bool) -> None:
-        """Take the details of a space, or reject those that differ from the known ones."""
+        """Take the details of a space, or reject a space that differs from the known one."""
         start = _start_of(space)
         if self._start not in (None, start):
             raise SpaceError(

@@ -356,7 +356,7 @@ class Policy:
     def make_components(self) -> dict[str, Component[Any]]:
         """Return the components by name; called once.
 
-        Those that the class declares become attributes.
+        Components that the class declares become attributes.
         """
         return {}
 

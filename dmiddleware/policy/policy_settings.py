@@ -1,4 +1,4 @@
-"""The settings that all policies have, and those of policies that learn returns."""
+"""The settings of all policies, and the further ones of policies that learn returns."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class PPOPolicy(AdvantagePolicy):
         return answer
 
     def _has_moved_too_far(self, kl: torch.Tensor, batch: Columns) -> torch.Tensor | None:
-        """Return whether the policy is further than ``target_kl`` from the one that collected."""
+        """Return whether the policy is further than ``target_kl`` from the collecting policy."""
         target_kl = self.cfg.target_kl
         if target_kl is None:
             return None

@@ -1,4 +1,4 @@
-"""What algorithms with a Q-network have in common: DQN, C51, QR-DQN, IQN and Rainbow."""
+"""What algorithms with a Q-network have in common, such as DQN, C51 and IQN."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ class R2D2Policy(QLearningPolicy):
     Collecting takes the keyword ``eps``, as :class:`DQNPolicy` does; actors with different ε, as in
     the paper, get it from their own programs.
 
-    The defaults of the discount, n, learning rate, Adam's ε, the target network and η are those of
-    the paper (table 2).
+    The defaults of the discount, n, learning rate, Adam's ε, the target network and η are the
+    paper's (table 2).
     """
 
     cfg: R2D2Settings

@@ -42,7 +42,7 @@ class RainbowPolicy(C51Policy):
       from 0.4 to 1.
 
     The defaults of the learning rate, Adam's ε, the batch size and the period of the target network
-    are those of table 1, where an update follows every fourth step. Differences from the paper:
+    are from table 1, where an update follows every fourth step. Differences from the paper:
     layers of the encoder have no noise, only those after it, and each environment has a draw of its
     own while collecting.
     """

@@ -112,7 +112,7 @@ class UpdateRunner:
 
     Attributes:
         not_finite: a float32 scalar on the device, 1 after a step whose loss was not finite.
-        present: the settings that are schedules, with their present values. Those that change are
+        present: the settings that are schedules, with their present values. Values that change are
             scalars on the device, because a compiled update would not see a number change.
     """
 
@@ -146,8 +146,6 @@ class UpdateRunner:
             (schedule, self._changing.get(path, schedule.start))
             for path, schedule in schedules.items()
         ]
-        if reducer is not None and "" not in in_model.values():
-            reducer.close()  # its hooks expect that backward reaches the whole model
         for name, component in components.items():
             if reducer is None or not component.is_module:
                 component.prepare(not_finite=self.not_finite)
@@ -159,6 +157,9 @@ class UpdateRunner:
         trained = [
             component for component in components.values() if component.optimizer is not None
         ]
+        learned = [path for name, path in in_model.items() if components[name] in trained]
+        if reducer is not None and learned != [""]:
+            reducer.close()  # its hooks expect that each backward reaches the whole model
         self._rates = [component for component in trained if component.schedule is not None]
         self._targets = [
             (component, component.target_rule.every)
@@ -421,8 +422,8 @@ def priorities_of_rows(
     """Join the priorities in the outputs of one forward, and find the rows that they are for.
 
     The ``priority`` of an output has one value for each row in its ``priority_index``. Without
-    ``priority_index``, it has one for each row of the batch, or for each of the rows after those of
-    the previous output. If a row gets several values, the last one counts.
+    ``priority_index``, it has one for each row of the batch, or for each row after the rows of the
+    previous output. If a row gets several values, the last one counts.
 
     Args:
         outputs: the outputs, in order.

@@ -15,6 +15,7 @@ __all__ = [
     "ensemble_td_loss",
     "q_target",
     "sequence_priority",
+    "soft_value",
     "taken_rows",
     "td_loss",
     "td_target",
@@ -108,6 +109,24 @@ def q_target(
         best = next_q_online.argmax(-1, keepdim=True)
         bootstrap = next_q.gather(-1, best).squeeze(-1)
     return td_target(bootstrap, reward, terminated, discount=discount)
+
+
+def soft_value(q: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return ``τ log Σ_a exp(q_a / τ)``: the largest of expected value plus ``τ`` times entropy.
+
+    A policy has it that takes action a with a probability in proportion to ``exp(q_a / τ)``.
+
+    Source: Haarnoja et al., "Reinforcement Learning with Deep Energy-Based Policies" (2017),
+    equation 4.
+
+    Args:
+        q: ``[…, A]`` action values, minus infinity or the lowest number for forbidden actions.
+        temperature: ``τ``.
+
+    Returns:
+        ``[…]``.
+    """
+    return temperature * (q / temperature).logsumexp(-1)
 
 
 def taken_rows(output: torch.Tensor, action: torch.Tensor) -> torch.Tensor:

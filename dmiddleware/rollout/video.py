@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from dmiddleware.env import EnvSettings, make_env, make_env_manager
+from dmiddleware.env.factory import of_one_env
 from dmiddleware.env.pictures import as_frame
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy.modes import EvalMode, HasModes
@@ -63,7 +64,7 @@ def record_video(
         OSError: if the file cannot be written.
     """
     path = check_video_path(path)
-    settings = env if isinstance(env, EnvSettings) else EnvSettings(env, env_num=1)
+    settings = of_one_env(env if isinstance(env, EnvSettings) else EnvSettings(env, env_num=1))
     if settings.mode == "vector" and (settings.wrappers or not isinstance(settings.id, str)):
         raise ConfigError(
             "record_video plays a single env, and the function or the wrappers of an env with "

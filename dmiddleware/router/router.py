@@ -390,8 +390,8 @@ class Router:
             event: the event.
             args: positional arguments for the handlers.
             kwargs: keyword arguments for the handlers.
-            to: node ids of the only peers that may receive it; None: all peers. Those that have not
-                subscribed to it do not receive it.
+            to: node ids of the only peers that may receive it; None: all peers. Peers that have not
+                subscribed to the event do not receive it.
 
         Raises:
             NoSubscriber: if the event is required, and no peer, or not each of ``to``, has
@@ -497,11 +497,17 @@ class Router:
         """
         with self._engine.lock:
             return {
-                int(peer.node_id): PeerTask(
-                    peer.session.identity.roles, peer.ready_for, peer.subscribes_to(sign)
-                )
+                int(peer.node_id): PeerTask(peer.roles, peer.ready_for, peer.subscribes_to(sign))
                 for peer in self._connected()
             }
+
+    def peer_roles(self) -> dict[int, tuple[str, ...]]:
+        """Return the roles of the connected peers by node id.
+
+        Those that its program has given to a peer are among them.
+        """
+        with self._engine.lock:
+            return {int(peer.node_id): peer.roles for peer in self._connected()}
 
     def traffic(self) -> dict[str, EventTraffic]:
         """Return the counters of each event."""
@@ -605,7 +611,8 @@ class Router:
 
     def _describe_start(self, task: int, waited_s: float) -> str:
         late = [
-            f"node {peer.node_id} ({'+'.join(peer.session.identity.roles) or 'all roles'}) "
+            f"node {peer.node_id} "
+            + (f"({'+'.join(peer.roles)}) " if peer.roles else "")
             + (f"is still in task {peer.ready_for}" if peer.ready_for else "is not ready yet")
             for peer in self._late(task)
         ]

@@ -161,7 +161,7 @@ def _launch_words(launch: Any, given: Sequence[str]) -> list[str]:
         for name, texts in (launch.items() if isinstance(launch, Mapping) else ())
         if f"--{_flag(name)}" not in flags
         for text in (texts if isinstance(texts, list) else [texts])
-        for word in (f"--{_flag(name)}", str(text))
+        for word in (f"--{_flag(name)}", *([] if text is True else [str(text)]))
     ]
 
 

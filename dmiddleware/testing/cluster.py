@@ -94,7 +94,8 @@ class Cluster:
 
     Args:
         main: the program; called without arguments in each node.
-        roles: number of nodes per role, as in ``ditask --roles``.
+        roles: number of nodes per role, as in ``ditask --roles``; with ``{"none": 3}``, the program
+            gives them their roles.
         n: number of nodes without roles, instead of ``roles``; each of them runs the whole chain.
         topology: ``mesh``: every node connects to every other; ``star``: all connect to the first.
         seed: determines the order of the threads, the delays, and the routers' random values.
@@ -306,6 +307,7 @@ class Cluster:
         node.current_node = CurrentNode(
             router=router,
             roles=plan.roles,
+            decides_roles=plan.decides,
             labels=plan.labels,
             clock=self.simulation,
             run_token=self._run_token,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 
 from dmiddleware.classic.config import Configurable, Option, mapping, positive, text
+from dmiddleware.classic.keywords import also_named
 from dmiddleware.errors import ConfigError, StructureError, WaitTimeout
 from dmiddleware.process.closing import Closing
 from dmiddleware.worker.comm.http import HttpTask, Master, Slave, SlaveConnection, read_key
@@ -226,11 +227,13 @@ class LearnerAggregator(Closing, Configurable):
         return answer if info is None else {**answer, "info": info}
 
     @staticmethod
+    @also_named(info="infos")
     def merge_info(infos: Sequence[Any]) -> Any:
         """Merge what several learners report.
 
         Args:
-            infos: one value for each learner: all dictionaries, lists, numbers, strings or None.
+            infos: one value for each learner: all dictionaries, lists, numbers, strings or None;
+                as a keyword also ``info``.
 
         Returns:
             Of dictionaries, a dictionary of merged values; its ``learner_step``, ``buffer_id``,

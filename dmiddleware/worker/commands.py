@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from dmiddleware.classic.logs import output_folder
-from dmiddleware.errors import DMiddlewareError
-from dmiddleware.worker.config_file import read_config
+from dmiddleware.errors import ConfigError, DMiddlewareError
+from dmiddleware.worker.config_file import read_config_with_system
 from dmiddleware.worker.entry import NO_LIMIT, serial_run
 from dmiddleware.worker.offline_entry import names_data, offline_run
+from dmiddleware.worker.parallel_run import classic_run
 
-__all__ = ["classic_command"]
+__all__ = ["checked_mode", "classic_command", "run_config"]
 
 _ONLINE: Final = ("serial", "serial_onpolicy")
-_OFFLINE: Final = ("serial_offline", "serial_bc", "bc")
+_OFFLINE: Final = ("serial_offline", "serial_bc", "bc", "serial_dt")
+_PARALLEL: Final = "parallel"
+_REWARDS: Final = "learn rewards in a chain, by middleware.RewardLearner with RND, ICM or GAIL"
+_NO_WORLD_MODEL: Final = "world models are not here; learn from play with -m serial"
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        (
+            "serial_gail", "serial_guided_cost", "serial_preference_based_irl",
+            "serial_preference_based_irl_onpolicy", "serial_reward_model_offpolicy",
+            "serial_reward_model_onpolicy", "serial_reward_model_trex",
+            "serial_reward_model_trex_onpolicy", "serial_trex", "serial_trex_onpolicy",
+        ),
+        _REWARDS,
+    ),
+    "serial_bco": "clone recorded actions with -m bc; no model infers them from observations",
+    "serial_dqfd": "demonstrations are not mixed into play here; learn from data by discrete_cql",
+    "serial_dream": _NO_WORLD_MODEL,
+    "serial_dyna": _NO_WORLD_MODEL,
+    "serial_mbrl": _NO_WORLD_MODEL,
+    "serial_ngu": "NGU is not here; explore in a chain, by middleware.RewardLearner with RND",
+    "serial_reward_model_ngu": "NGU is not here; explore in a chain, by middleware.RewardLearner "
+    "with RND",
+    "serial_onpolicy_ppg": "PPG is not here; learn from play with PPO",
+    "serial_pc": "procedure cloning is not here; clone actions with -m bc",
+    "serial_plr": "middleware.curriculum chooses levels in a chain",
+    "serial_r2d3": "R2D3 is not here; learn from play with R2D2",
+    "serial_sqil": "demonstrations are not mixed into play here; clone them with -m bc",
+    "serial_td3_vae": "no autoencoder of actions is here; use TD3 with -m serial",
+}  # fmt: skip
+"""DI-engine's ways to learn that are not here, and what to do."""
 
 
 @click.command(
@@ -41,9 +73,10 @@ _OFFLINE: Final = ("serial_offline", "serial_bc", "bc")
 @click.option(
     "-m",
     "--mode",
-    type=click.Choice([*_ONLINE, *_OFFLINE]),
-    help="How to learn: from play, or from recorded data (serial_offline, bc).  [default: from "
-    "data if the config names any, else from play]",
+    type=click.Choice([*_ONLINE, *_OFFLINE, _PARALLEL]),
+    help="How to learn: from play, from recorded data (serial_offline, bc), or in several "
+    "processes.  [default: parallel if the file defines system_config, from data if the config "
+    "names any, else from play]",
 )
 @click.option("--env-step", type=click.IntRange(min=1), help="Most env steps.  [default: no limit]")
 @click.option("--train-iter", type=click.IntRange(min=1), help="Most updates.  [default: no limit]")
@@ -64,13 +97,25 @@ def classic_command(
       ditask classic -c cartpole_dqn_config.py -s 0
       ditask classic -c cartpole_ppo_config.py -s 0 -m serial_onpolicy
       ditask classic -c pendulum_td3_bc_config.py -s 0 -m serial_offline
+    In several processes, over HTTP or over the router:
+      ditask classic -c parallel/cartpole_dqn_config.py -s 0
+      ditask --roles coordinator=1,learner=1,collector=2
+             classic -c parallel/cartpole_dqn_config.py -s 0
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     try:
-        main, create = read_config(config)
-        if mode is None:
-            mode = "serial_offline" if data is not None or names_data(main) else "serial"
+        main, create, system = _read(config)
+        if mode is None and system is not None:
+            mode = _PARALLEL
+        mode = checked_mode(mode, main, data)
         limit = train_iter or NO_LIMIT
-        if mode in _OFFLINE:
+        if mode == _PARALLEL:
+            if (env_step, train_iter, data) != (None, None, None):
+                raise click.UsageError(
+                    "--env-step, --train-iter and --data are for one process; a parallel run ends "
+                    "at stop_value, or after learn.learner.train_iterations"
+                )
+            classic_run(main, system, seed, create=create)
+        elif mode in _OFFLINE:
             if env_step is not None:
                 raise click.UsageError("--env-step needs a mode that plays; use --train-iter")
             offline_run(main, create, seed, limit, data=data)
@@ -82,3 +127,59 @@ def classic_command(
         raise click.ClickException(str(error)) from error
     folder = output_folder(str(main.get("exp_name", "default_experiment")))
     click.echo(f"checkpoints in {folder / 'ckpt_learner'}")
+
+
+def run_config(file: str = "", *, seed: int = 0) -> None:
+    """Run a config file of DI-engine in one of the processes that ditask has started.
+
+    ``ditask --roles coordinator=1,learner=1,collector=2 classic -c FILE`` calls it.
+
+    Args:
+        file: the config file, which defines main_config, create_config and system_config.
+        seed: the run's seed.
+
+    Raises:
+        ConfigError: for an unusable config, or without one.
+    """
+    if not file:
+        raise ConfigError("name a config file: ditask --roles ... classic -c FILE")
+    main, create, system = _read(Path(file))
+    classic_run(main, system, seed, create=create)
+
+
+def _read(config: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
+    """Read a config; one that imports modules of DI-engine gets them from the door.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    try:
+        return read_config_with_system(config)
+    except ConfigError as error:
+        cause = error.__cause__
+        name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
+        if name.partition(".")[0] not in ("ding", "ditk", "dizoo", "gym"):
+            raise
+    # By its name, because nothing else may depend on it.
+    importlib.import_module("dmiddleware.ding").open_door(config.parent)
+    return read_config_with_system(config)
+
+
+def checked_mode(mode: str | None, main: Mapping[str, Any], data: str | None = None) -> str:
+    """Return how to learn: as asked, or from data if there are any, else from play.
+
+    Args:
+        mode: a mode of DI-engine's command ``ding``; None: the config decides.
+        main: the main config.
+        data: data to learn from in place of those that the config names.
+
+    Raises:
+        ConfigError: if the mode is not here, saying what to use instead.
+    """
+    if mode is None:
+        return "serial_offline" if data is not None or names_data(main) else "serial"
+    modes = (*_ONLINE, *_OFFLINE, _PARALLEL)
+    if mode not in modes:
+        instead = _ELSEWHERE.get(mode, f"the modes are {', '.join(modes)}")
+        raise ConfigError(f"the mode {mode} of DI-engine is not here; {instead}")
+    return mode

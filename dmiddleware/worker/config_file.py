@@ -10,7 +10,7 @@ from typing import Any
 
 from dmiddleware.errors import ConfigError
 
-__all__ = ["read_config"]
+__all__ = ["read_config", "read_config_with_system"]
 
 
 def read_config(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -30,28 +30,54 @@ def read_config(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         ConfigError: if it cannot be read, imports a module that is not installed, or defines no
             ``main_config``.
     """
+    main, create, _ = read_config_with_system(path)
+    return main, create
+
+
+def read_config_with_system(
+    path: str | Path,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
+    """Run a config file, and return what it defines, also for several processes.
+
+    Args:
+        path: the file; see :func:`read_config`.
+
+    Returns:
+        ``main_config``, ``create_config`` and ``system_config``; the last is None if the file
+        defines none, so it is for one process.
+
+    Raises:
+        ConfigError: as :func:`read_config` does.
+    """
+    defined = _run(path)
+    main, create = defined.get("main_config"), defined.get("create_config")
+    if not isinstance(main, Mapping):
+        names = [name for name, value in defined.items() if isinstance(value, Mapping)]
+        own = [name for name in names if not name.startswith("__")]
+        raise ConfigError(
+            f"{path} defines no main_config, only {', '.join(own) or 'no dictionaries'}; a config "
+            "file has the dictionaries main_config and create_config"
+        )
+    system = defined.get("system_config")
+    for name, section in (("create_config", create), ("system_config", system)):
+        if section is not None and not isinstance(section, Mapping):
+            raise ConfigError(f"{name} in {path} must be a dictionary, got {section!r:.100}")
+    return dict(main), dict(create or {}), None if system is None else dict(system)
+
+
+def _run(path: str | Path) -> dict[str, Any]:
+    """Run a file, and return the names that it defines."""
     file = Path(path).resolve()
     if not file.is_file():
         raise ConfigError(f"there is no config file {path}")
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     try:
-        found = runpy.run_path(str(file), run_name=file.stem)
+        return runpy.run_path(str(file), run_name=file.stem)
     except ModuleNotFoundError as error:
         hint = ""
-        if (error.name or "").partition(".")[0] in ("ding", "dizoo"):
-            hint = '; a config imports DI-engine only below if __name__ == "__main__":'
+        if (error.name or "").partition(".")[0] in ("ding", "ditk", "dizoo", "gym"):
+            hint = "; ditask classic finds DI-engine's modules, and so does import dmiddleware.ding"
         raise ConfigError(f"{path} imports {error.name}, which is not installed{hint}") from error
     except (SyntaxError, NameError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    main, create = found.get("main_config"), found.get("create_config")
-    if not isinstance(main, Mapping):
-        names = [name for name, one in found.items() if isinstance(one, Mapping)]
-        own = [name for name in names if not name.startswith("__")]
-        raise ConfigError(
-            f"{path} defines no main_config, only {', '.join(own) or 'no dictionaries'}; a config "
-            "file has the dictionaries main_config and create_config"
-        )
-    if create is not None and not isinstance(create, Mapping):
-        raise ConfigError(f"create_config in {path} must be a dictionary, got {create!r:.100}")
-    return dict(main), dict(create or {})

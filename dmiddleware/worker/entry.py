@@ -13,6 +13,7 @@ from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.classic import (
+    EpisodeReplayBuffer,
     Policy,
     StockPolicy,
     create_buffer,
@@ -21,11 +22,12 @@ from dmiddleware.classic import (
     get_policy_cls,
 )
 from dmiddleware.classic.config import Configurable
+from dmiddleware.classic.import_names import import_named
 from dmiddleware.classic.logs import output_folder
 from dmiddleware.classic.modes import spec_attribute
+from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import POLICY_REGISTRY, is_update, update_outputs
-from dmiddleware.registry import import_modules
 from dmiddleware.seeding import derive_seed, seed_libraries
 from dmiddleware.settings import plain_values
 from dmiddleware.tensorboard import TensorboardWriter
@@ -44,10 +46,14 @@ from dmiddleware.worker.env_config import (
     drop_missing_modules,
     make_envs,
     name_env,
+    refuse_absent,
+    take_normalization,
+    take_unused,
 )
 from dmiddleware.worker.evaluator import create_serial_evaluator, get_serial_evaluator_cls
 from dmiddleware.worker.learner import LEARNER_REGISTRY, BaseLearner, create_learner
 from dmiddleware.worker.progress import Progress
+from dmiddleware.worker.sequence_learning import LaneReplay, SequenceReplay, sequence_length
 from dmiddleware.worker.serial_worker import get_worker_cls
 
 __all__ = ["NO_LIMIT", "check_learns_from_rows", "compile_config", "section_of", "serial_run"]
@@ -70,7 +76,11 @@ _EVALUATOR_KEYS: Final = {
 
 
 def compile_config(
-    main: Mapping[str, Any], create: Mapping[str, Any] | None = None, *, seed: int = 0
+    main: Mapping[str, Any],
+    create: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    save: bool = True,
 ) -> EasyDict:
     """Merge a config in the classic shape with the defaults of its classes, and check it.
 
@@ -82,6 +92,7 @@ def compile_config(
             ``collector``, ``evaluator``, ``replay_buffer`` and ``commander`` the ``type``, and the
             ``import_names`` of the modules that register it. None: ``main`` has them.
         seed: the seed of envs, policy and buffer, where they have none of their own.
+        save: whether to write the config to its file.
 
     Returns:
         The whole config, which is also saved to ``<exp_name>/total_config.yaml``. ``stop_value``,
@@ -94,6 +105,7 @@ def compile_config(
     """
     cfg = _with_types(main, create or {})
     env = cfg["env"]
+    take_normalization(cfg)
     name_env(env)
     check_sections(cfg)
     env.setdefault("seed", seed)
@@ -106,12 +118,37 @@ def compile_config(
     _ask_for_samples(cfg)
     for part, (path, _) in _PARTS.items():
         section = _section(cfg, path)
-        section.update(_merged(_class_of(part, section, cfg), section, derive_seed(seed, part)))
+        build = _class_of(part, section, cfg)
+        unused = take_unused(part, section, _options_of(build, section))
+        section.update({**_merged(build, section, derive_seed(seed, part)), **unused})
     cfg["policy"] = _merged(get_policy_cls(cfg["policy"]), cfg["policy"], seed)
-    file = output_folder(cfg["exp_name"]) / "total_config.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(plain_values(cfg), sort_keys=False), encoding="utf-8")
+    if save:
+        file = output_folder(cfg["exp_name"]) / "total_config.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(yaml.safe_dump(plain_values(cfg), sort_keys=False), encoding="utf-8")
     return EasyDict(cfg)
+
+
+def check_parts(main: Mapping[str, Any]) -> None:
+    """Check the learner of a main config, and the policy and the collector if it names them.
+
+    Raises:
+        ConfigError: for an unknown key, with the nearest known one, a wrong type or a value out of
+            range.
+        RegistryError: for an unknown ``type``; the nearest names are listed.
+    """
+    cfg: dict[str, Any] = _copied({"policy": {}, **main})
+    learner = {"type": _PARTS["learner"][1], **section_of(cfg, "learner")}
+    collector, policy = section_of(cfg, "collector"), cfg["policy"]
+    for part, section in (("learner", learner), ("collector", collector)):
+        if "type" in section:
+            _merged(_class_of(part, section, cfg), _without_name(section), 0)
+    if "type" in policy:
+        _merged(get_policy_cls(policy), policy, 0)
+
+
+def _without_name(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key != "exp_name"}
 
 
 def serial_run(
@@ -122,8 +159,9 @@ def serial_run(
     max_env_step: int = NO_LIMIT,
     *,
     model: nn.Module | None = None,
+    envs: Callable[[EasyDict, str], BaseEnvManager] = make_envs,
     show_progress: bool = True,
-) -> Policy | StockPolicy:
+) -> Policy:
     """Train a policy in this process, as a config in the classic shape describes.
 
     The commander chooses how to collect. The evaluator plays when it is due, and the learner saves
@@ -139,6 +177,8 @@ def serial_run(
         max_train_iter: most training iterations.
         max_env_step: most env steps.
         model: a module for the policy; None builds the one that ``policy.model`` describes.
+        envs: makes the envs of a role, ``"collector"`` or ``"evaluator"``, from the section
+            ``env``; by default those that ``env.id`` names.
         show_progress: whether to show steps, updates and returns on the standard error stream.
 
     Returns:
@@ -151,7 +191,7 @@ def serial_run(
     """
     cfg = compile_config(main, create, seed=seed)
     seed_libraries(seed)
-    policy: Policy | StockPolicy = create_policy(cfg.policy, model=model)
+    policy = create_policy(cfg.policy, model=model)
     check_learns_from_rows(policy)
     exp_name, parts = (
         cfg.exp_name,
@@ -164,25 +204,27 @@ def serial_run(
         learner = stack.enter_context(create_learner(parts["learner"], policy=policy, **common))
         collector = stack.enter_context(
             create_serial_collector(
-                parts["collector"], env=make_envs(cfg.env, "collector"), policy=policy, **common
+                parts["collector"], env=envs(cfg.env, "collector"), policy=policy, **common
             )
         )
         evaluator = stack.enter_context(
             create_serial_evaluator(
-                parts["evaluator"], env=make_envs(cfg.env, "evaluator"), policy=policy, **common
+                parts["evaluator"], env=envs(cfg.env, "evaluator"), policy=policy, **common
             )
         )
         buffer = stack.enter_context(create_buffer(parts["replay_buffer"], **common))
+        if isinstance(buffer, EpisodeReplayBuffer):
+            raise ConfigError(
+                "serial_run pushes single transitions, and this replay buffer takes whole "
+                "episodes; set replay_buffer.type to 'advanced' or 'naive'"
+            )
         commander = None
         if hasattr(policy, "command_mode"):
             commander = BaseSerialCommander(
                 {}, learner, collector, evaluator, buffer, policy.command_mode
             )
-        learn = (
-            _DirectLearning(cfg, learner, is_whole=isinstance(policy, Policy))
-            if learner.policy.spec.on_policy
-            else _Replay(cfg, learner, buffer)
-        )
+        learn = _learning_from(cfg, learner, buffer, is_whole=not policy.get_attribute("batched"))
+        n_sample = _n_sample(cfg, learner)
 
         progress = Progress(max_env_step if max_env_step < NO_LIMIT else None, show=show_progress)
         learner.call_hook("before_run")
@@ -198,7 +240,9 @@ def serial_run(
                 progress.evaluated(collector.envstep, learner.train_iter, evaluator.last_eval)
                 if stop:
                     break
-            data = collector.collect(train_iter=learner.train_iter, policy_kwargs=settings)
+            data = collector.collect(
+                n_sample, train_iter=learner.train_iter, policy_kwargs=settings
+            )
             learn.from_collected(data, collector.envstep)
             progress.at(collector.envstep, learner.train_iter)
         progress.ended(collector.envstep, learner.train_iter)
@@ -213,11 +257,37 @@ def check_learns_from_rows(policy: Any) -> None:
         ConfigError: saying what to use instead.
     """
     spec = policy.learn_mode.spec
-    if spec.minibatch_unit != "rows" or "mask" in spec.learn_columns:
+    if spec.minibatch_unit != "rows" and not spec.learns_from_trajectories:
         raise ConfigError(
             f"{type(policy).__name__} learns from sequences, but serial_run collects single "
             "transitions; train it in a chain, as its page in the documentation shows"
         )
+
+
+def _learning_from(
+    cfg: EasyDict, learner: BaseLearner, buffer: Any, *, is_whole: bool
+) -> _Replay | _DirectLearning | SequenceReplay | LaneReplay:
+    """Return what learns from the data that a collector returns."""
+    spec, seed = learner.policy.spec, derive_seed(cfg.env.seed, "minibatches")
+    if _is_of_sequences(spec):
+        return SequenceReplay(cfg, learner, seed)
+    if spec.learns_from_trajectories:
+        return LaneReplay(cfg, learner, seed)
+    if spec.on_policy:
+        return _DirectLearning(cfg, learner, is_whole=is_whole)
+    return _Replay(cfg, learner, buffer)
+
+
+def _n_sample(cfg: EasyDict, learner: BaseLearner) -> int | None:
+    """Return how many rows to collect, where ``collect.n_sample`` counts sequences."""
+    n_sample, spec = cfg.policy.collect.get("n_sample"), learner.policy.spec
+    if n_sample is None or not (_is_of_sequences(spec) or spec.learns_from_trajectories):
+        return None
+    return int(n_sample) * sequence_length(cfg.policy)
+
+
+def _is_of_sequences(spec: Any) -> bool:
+    return "mask" in spec.learn_columns
 
 
 class _Replay:
@@ -295,6 +365,7 @@ def _with_types(main: Mapping[str, Any], create: Mapping[str, Any]) -> dict[str,
     places = {name: path for name, (path, _) in _PARTS.items()}
     places |= {"policy": "policy", "env": "env", "env_manager": "env.manager"}
     for name, part in create.items():
+        refuse_absent({name: part}, "create.")
         if name not in places:
             raise ConfigError(
                 f"create has the unknown key {name!r}; known are {', '.join(sorted(places))}"
@@ -362,7 +433,7 @@ def _class_of(part: str, section: Mapping[str, Any], cfg: Mapping[str, Any]) -> 
     if part == "learner":
         return get_worker_cls(LEARNER_REGISTRY, section, "a learner")
     if part == "collector":
-        import_modules(section.get("import_names", ()))
+        import_named(section.get("import_names"))
         is_parallel = section["type"] in PARALLEL_COLLECTOR_REGISTRY
         return (get_parallel_collector_cls if is_parallel else get_serial_collector_cls)(section)
     if part == "evaluator":

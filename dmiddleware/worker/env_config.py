@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any, Final
 
 from easydict import EasyDict
@@ -20,12 +19,24 @@ from dmiddleware.classic.config import (
     text,
     whole,
 )
+from dmiddleware.classic.import_names import import_named, without_di_engine
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.registry import import_modules
+from dmiddleware.registry import nearest
 from dmiddleware.seeding import derive_seed
+from dmiddleware.worker.dizoo_envs import is_dizoo_env, take_dizoo_env
 
-__all__ = ["check_sections", "drop_missing_modules", "make_envs", "name_env"]
+__all__ = [
+    "ENV_KEYS",
+    "ENV_LIMITS",
+    "check_sections",
+    "drop_missing_modules",
+    "make_envs",
+    "name_env",
+    "refuse_absent",
+    "take_normalization",
+    "take_unused",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +46,7 @@ _MODES: Final = {
 }  # fmt: skip
 """DI-engine's names of env managers."""
 
-_ENV_LIMITS: Final = {
+ENV_LIMITS: Final = {
     "max_retry": "max_retry", "step_timeout": "step_timeout_s", "reset_timeout": "reset_timeout_s",
 }  # fmt: skip
 _IGNORED_KEYS: Final = (
@@ -69,15 +80,21 @@ _ENV: Final[Mapping[str, Any]] = {
     "n_evaluator_episode": Option(None, _optional_count, "episodes of an evaluation"),
     "collector_episode_num": Option(None, _optional_count, "episodes of a collector task"),
     "evaluator_episode_num": Option(None, _optional_count, "episodes of an evaluation task"),
+    "evaluator_id": Option(None, anything, "the env of evaluations, where it is another"),
     "stop_value": Option(None, optional(_number), "mean return at which training stops"),
+    "reward_norm": Option(None, anything, "how offline_run scales the rewards of its data"),
     "replay_path": Option(None, optional(text), "folder for a video of each evaluation"),
     "cfg_type": Option(None, anything, "no effect"),
     "act_scale": Option(None, anything, "no effect: policies map actions to the bounds"),
     "use_act_scale": Option(None, anything, "the same"),
 }
+ENV_KEYS: Final = frozenset(_ENV)
+"""The keys of ``env`` that the workers read; others are those of an env of the program's own."""
+
 _MAIN: Final[Mapping[str, Any]] = {
     "exp_name": Option("default_experiment", anything, "the output folder"),
     "seed": Option(None, anything, "no effect: the seed is an argument"),
+    "dataset": Option(None, anything, "recorded data; read by offline_run"),
     "env": _ENV,
     "policy": {},
 }
@@ -85,13 +102,56 @@ _MAIN: Final[Mapping[str, Any]] = {
 
 _INSTEAD: Final = {
     "frame_stack": "stack frames by a function in env.wrappers",
-    "norm_obs": "set policy.obs_norm=True",
-    "norm_reward": "set policy.reward_norm=True",
     "clip_rewards": "clip rewards in env.wrappers",
+    "rew_clip": "clip rewards in env.wrappers, or by an argument of the env in env.kwargs",
     "reward_model": "use a reward model in a chain, for example middleware.RewardLearner",
     "world_model": "world models are not supported",
 }
 """Keys of DI-engine's own envs, and what does the same here."""
+
+_UNUSED_OF_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "replay_buffer": {"sliced": "sequences begin at any row of an episode, or every stride rows"},
+    "collector": {"get_train_sample": "this collector returns training samples anyway"},
+}
+"""Settings of the parts that change nothing here, and what does instead."""
+
+
+def take_unused(
+    part: str, section: MutableMapping[str, Any], options: Collection[str]
+) -> dict[str, Any]:
+    """Take the settings of DI-engine that mean nothing here out of a part's section.
+
+    They are logged once, with what does instead.
+
+    Args:
+        part: the part, such as ``"replay_buffer"``.
+        section: its config.
+        options: what its class declares.
+    """
+    unused = {
+        key: section.pop(key)
+        for key in _UNUSED_OF_PARTS.get(part, {})
+        if key in section and key not in options
+    }
+    reasons = [f"{key} ({_UNUSED_OF_PARTS[part][key]})" for key in unused]
+    if reasons and "cfg_type" not in section:  # a merged config has been logged before
+        _log.warning("%s: these settings change nothing here: %s", part, "; ".join(reasons))
+    return unused
+
+
+def refuse_absent(section: Mapping[str, Any], path: str) -> None:
+    """Refuse what DI-engine's configs may have, and something else does here.
+
+    Args:
+        section: a part of the config.
+        path: where it is, such as ``"env."``.
+
+    Raises:
+        ConfigError: naming what to use instead.
+    """
+    for key in _INSTEAD.keys() & section.keys():
+        if not _is_off(section[key]):
+            raise ConfigError(f"{path}{key} of DI-engine is not used here; {_INSTEAD[key]}")
 
 
 def check_sections(cfg: Mapping[str, Any]) -> None:
@@ -100,11 +160,16 @@ def check_sections(cfg: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: for an unknown key, with the nearest known one, or a wrong value.
     """
-    for section, path in ((cfg, ""), (cfg["env"], "env.")):
-        for key in _INSTEAD.keys() & section.keys():
-            if not _is_off(section[key]):
-                raise ConfigError(f"{path}{key} of DI-engine is not used here; {_INSTEAD[key]}")
+    for section, path in ((cfg, ""), (cfg["env"], "env."), (cfg["policy"], "policy.")):
+        refuse_absent(section, path)
     env = {key: value for key, value in cfg["env"].items() if key not in _INSTEAD}
+    own = [key for key in env if key not in _ENV and not nearest(str(key), ENV_KEYS)]
+    if own:
+        _log.warning(
+            "env: %s would be read by the env itself, and has no effect on one that is made by its "
+            "id; its arguments go into env.kwargs", ", ".join(own),
+        )  # fmt: skip
+    env = {key: value for key, value in env.items() if key not in own}
     others = {key: value for key, value in cfg.items() if key not in _INSTEAD}
     try:
         merge_config(
@@ -123,12 +188,14 @@ def _is_off(value: Any) -> bool:
     return not value or (isinstance(value, Mapping) and not value.get("use_norm", True))
 
 
-def name_env(env: MutableMapping[str, Any]) -> None:
+def name_env(env: dict[str, Any]) -> None:
     """Give an env's config the keys ``id`` and ``mode``, from the classic ones if need be.
 
     Raises:
         ConfigError: if the config names no env.
     """
+    if "id" not in env and _names_dizoo(env):
+        take_dizoo_env(env, _ENV)
     env["id"] = env.get("id", env.get("env_id", env.get("type")))
     if env["id"] is None:
         raise ConfigError(
@@ -138,6 +205,22 @@ def name_env(env: MutableMapping[str, Any]) -> None:
     env["mode"] = _MODES.get(mode, mode)
 
 
+def _names_dizoo(env: Mapping[str, Any]) -> bool:
+    """Return whether the env is one of dizoo, and dizoo's own file does not provide it."""
+    modules = map(str, env.get("import_names") or ())
+    return is_dizoo_env(env.get("type")) and not any(
+        module.partition(".")[0] == "dizoo" for module in modules
+    )
+
+
+def take_normalization(cfg: MutableMapping[str, Any]) -> None:
+    """Move the normalization that dizoo's envs do to the policy, which does it here."""
+    for key, setting in (("norm_obs", "obs_norm"), ("norm_reward", "reward_norm")):
+        value = cfg["env"].pop(key, None)
+        if not _is_off(value):
+            cfg["policy"].setdefault(setting, True)
+
+
 def drop_missing_modules(section: MutableMapping[str, Any], path: str) -> None:
     """Leave out modules of DI-engine that are not installed; their names are registered here.
 
@@ -145,16 +228,8 @@ def drop_missing_modules(section: MutableMapping[str, Any], path: str) -> None:
         section: a part's config, with ``import_names`` maybe.
         path: where it is, for the log.
     """
-    names = section.get("import_names") or ()
-    missing = [name for name in names if _is_missing(name)]
-    if missing:
-        section["import_names"] = [name for name in names if name not in missing]
-        _log.info("%s: %s of DI-engine is not imported", path, ", ".join(missing))
-
-
-def _is_missing(name: str) -> bool:
-    package = str(name).partition(".")[0]
-    return package in ("ding", "dizoo") and importlib.util.find_spec(package) is None
+    if section.get("import_names"):
+        section["import_names"] = without_di_engine(section["import_names"], path)
 
 
 def make_envs(cfg: EasyDict, kind: str) -> BaseEnvManager:
@@ -164,17 +239,17 @@ def make_envs(cfg: EasyDict, kind: str) -> BaseEnvManager:
         cfg: the section ``env``, compiled.
         kind: ``"collector"`` or ``"evaluator"``.
     """
-    import_modules(cfg.get("import_names") or ())
+    import_named(cfg.get("import_names"))
     kwargs = dict(cfg.get("kwargs") or {})
     if kind == "evaluator" and cfg.get("replay_path"):
         kwargs.setdefault("render_mode", "rgb_array")
     manager = cfg.get("manager") or {}
     return make_env_manager(
-        cfg.id,
+        cfg.get(f"{kind}_id") or cfg.id,
         env_num=cfg.get(f"{kind}_env_num") or cfg.get("env_num") or 1,
         mode=cfg.mode,
         env_kwargs=kwargs or None,
         wrappers=cfg.get("wrappers") or (),
         seed=derive_seed(cfg.seed, kind),
-        **{_ENV_LIMITS[key]: value for key, value in manager.items() if key in _ENV_LIMITS},
+        **{ENV_LIMITS[key]: value for key, value in manager.items() if key in ENV_LIMITS},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,11 +14,13 @@ from torch import nn
 from dmiddleware.classic import Policy, StockPolicy, create_policy
 from dmiddleware.classic.logs import output_folder
 from dmiddleware.classic.modes import spec_attribute
-from dmiddleware.data import load_rows
+from dmiddleware.data import TensorBuffer, load_rows
 from dmiddleware.errors import ConfigError
+from dmiddleware.policy import DecisionTransformerPolicy
+from dmiddleware.rl import with_returns_to_go
 from dmiddleware.seeding import derive_seed, seed_libraries
 from dmiddleware.tensorboard import TensorboardWriter
-from dmiddleware.tree import Batch, index_rows, lead_shape
+from dmiddleware.tree import Batch, as_tree, index_rows, items_of, lead_shape
 from dmiddleware.worker.entry import (
     NO_LIMIT,
     check_learns_from_rows,
@@ -35,13 +38,20 @@ _SECTIONS: Final = ("collect", "learn")
 _KEYS: Final = ("data_path", "data_type", "train_epoch")
 """Keys of the policy's sections that only this entry point reads."""
 _EPOCHS: Final = 1
+_RETURNS_SPAN: Final = 1000.0
+_REWARD_NORMS: Final = {
+    "iql_antmaze": (-1.0, 1.0), "cql_antmaze": (-0.5, 4.0), "antmaze": (-0.25, 2.0),
+}  # fmt: skip
+"""What is added to a reward, and then the factor."""
 
 
 def names_data(main: Mapping[str, Any]) -> bool:
     """Return whether a main config names recorded data to learn from."""
     policy = main.get("policy")
     sections = [policy.get(name) for name in _SECTIONS] if isinstance(policy, Mapping) else []
-    return any("data_path" in one for one in sections if isinstance(one, Mapping))
+    return "dataset" in main or any(
+        "data_path" in section for section in sections if isinstance(section, Mapping)
+    )
 
 
 def offline_run(
@@ -53,7 +63,7 @@ def offline_run(
     data: str | Path | None = None,
     model: nn.Module | None = None,
     show_progress: bool = True,
-) -> Policy | StockPolicy:
+) -> Policy:
     """Train a policy from recorded data, as a config in the classic shape describes.
 
     The learner goes through all rows ``learn.train_epoch`` times, in batches of
@@ -88,12 +98,16 @@ def offline_run(
             "--data)"
         )
     cfg = compile_config(main, create, seed=seed)
-    rows = load_rows(path)
+    rows = _with_scaled_rewards(load_rows(path), cfg.env.get("reward_norm"))
     seed_libraries(seed)
-    policy: Policy | StockPolicy = create_policy(cfg.policy, model=model)
-    check_learns_from_rows(policy)
-    if isinstance(policy, StockPolicy) and policy.policy is not None:
-        policy.policy.observe(rows["obs"])
+    policy = create_policy(cfg.policy, model=model)
+    is_transformer = isinstance(policy, StockPolicy) and issubclass(
+        policy.core, DecisionTransformerPolicy
+    )
+    if not is_transformer:
+        check_learns_from_rows(policy)
+    if isinstance(policy, StockPolicy):
+        policy.observe(rows["obs"])
     n_epochs = int(given.get("train_epoch") or _EPOCHS)
     generator = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
     with ExitStack() as stack:
@@ -114,7 +128,13 @@ def offline_run(
         batch_size = int(spec_attribute(learner.policy.spec, "batch_size"))
         progress = Progress(show=show_progress)
         learner.call_hook("before_run")
-        for batch in _batches(rows, batch_size, n_epochs, generator):
+        length = policy.get_attribute("context_length") if is_transformer else 1
+        batches = (
+            _sequences(rows, length, batch_size, n_epochs, cfg.env.seed)
+            if is_transformer
+            else _batches(rows, batch_size, n_epochs, generator)
+        )
+        for batch in batches:
             if evaluator.should_eval(learner.train_iter):
                 stop, _ = evaluator.eval(learner.save_checkpoint, learner.train_iter, 0)
                 progress.evaluated(0, learner.train_iter, evaluator.last_eval)
@@ -129,6 +149,53 @@ def offline_run(
     return policy
 
 
+def _with_scaled_rewards(rows: Batch, kind: str | None) -> Batch:
+    """Return rows with the rewards that ``env.reward_norm`` asks for, as D4RL's users scale them.
+
+    Raises:
+        ConfigError: for another kind.
+    """
+    reward = rows["reward"].float()
+    if kind is None:
+        return rows
+    if kind == "normalize":
+        reward = (reward - reward.mean()) / reward.std()
+    elif kind == "iql_locomotion":
+        reward = reward * (_RETURNS_SPAN / _span_of_returns(rows))
+    elif kind in _REWARD_NORMS:
+        shift, factor = _REWARD_NORMS[kind]
+        reward = (reward + shift) * factor
+    else:
+        known = ", ".join(("normalize", "iql_locomotion", *_REWARD_NORMS))
+        raise ConfigError(f"env.reward_norm must be one of {known}, got {kind!r}")
+    return as_tree({**dict(items_of(rows)), "reward": reward})
+
+
+def _span_of_returns(rows: Batch) -> float:
+    """Return the difference of the largest and the smallest return of an episode."""
+    episode = torch.zeros(len(rows["done"]), dtype=torch.int64)
+    episode[1:] = rows["done"][:-1].cumsum(0)
+    n_whole = int(rows["done"].sum())
+    returns = torch.zeros(int(episode[-1]) + 1).index_add_(0, episode, rows["reward"].float())
+    if n_whole < 2 or not (span := float(returns[:n_whole].amax() - returns[:n_whole].amin())):
+        raise ConfigError(
+            "env.reward_norm='iql_locomotion' divides by the span of the returns, but the data "
+            "have no two episodes with different returns; leave it out"
+        )
+    return span
+
+
+def _sequences(
+    rows: Batch, length: int, batch_size: int, n_epochs: int, seed: int
+) -> Iterator[Batch]:
+    """Draw as many batches of sequences as the rows fill, for each epoch."""
+    (n_rows,) = lead_shape(rows)
+    buffer = TensorBuffer(n_rows, unroll_len=length, seed=derive_seed(seed, "sequences"))
+    buffer.push(with_returns_to_go(rows))
+    for _ in range(n_epochs * math.ceil(n_rows / batch_size)):
+        yield buffer.sample(batch_size)
+
+
 def _without_data(main: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a config without the keys that only this entry point reads, and their values."""
     found: dict[str, Any] = {}
@@ -141,7 +208,12 @@ def _without_data(main: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
         if isinstance(section, Mapping):
             found |= {key: section[key] for key in _KEYS if key in section}
             sections[name] = {key: one for key, one in section.items() if key not in _KEYS}
-    return {**main, "policy": {**policy, **sections}}, found
+    policy, dataset = {**policy, **sections}, main.get("dataset")
+    if isinstance(dataset, Mapping):
+        found = {"data_path": dataset.get("data_dir_prefix"), **found}
+        if dataset.get("rtg_scale"):
+            policy.setdefault("rtg_scale", dataset["rtg_scale"])
+    return {**main, "policy": policy}, found
 
 
 def _batches(

@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final, Protocol, runtime_checkable
 
-from dmiddleware.classic.config import Option, count, merge_config, one_of, positive, text
+from dmiddleware.classic.config import (
+    Option,
+    count,
+    merge_config,
+    one_of,
+    optional,
+    positive,
+    text,
+)
 from dmiddleware.errors import ConfigError
 from dmiddleware.process.signals import HeldSignals
 from dmiddleware.registry import Registry
@@ -20,6 +28,8 @@ from dmiddleware.worker.comm.link import import_worker_entry_point
 from dmiddleware.worker.comm.received import named_modules
 from dmiddleware.worker.coordinator.coordinator import Coordinator
 from dmiddleware.worker.entry import compile_config
+from dmiddleware.worker.env_config import drop_missing_modules
+from dmiddleware.worker.parallel_config import parallel_configs
 from dmiddleware.worker.worker_process import WorkerProcess
 
 __all__ = ["PROCESS_ROLE_REGISTRY", "classic_run"]
@@ -30,8 +40,11 @@ communication; None where there is no such run."""
 
 _SYSTEM: Final = {
     "communication": Option(
-        "router", one_of("router", "flask_fs"), "how the processes communicate"
+        None,
+        optional(one_of("router", "flask_fs")),
+        "how the processes communicate; None: over the router if ditask has started them",
     ),
+    "communication_mode": Option("auto", one_of("auto"), "no effect: see `communication`"),
     "path_data": Option("./data", text, "folder of the step data (flask_fs)"),
     "path_policy": Option("./policy", text, "folder of the policies (flask_fs)"),
     "key_file": Option("", text, "file with the run's secret key (flask_fs); empty: none"),
@@ -57,22 +70,31 @@ class _StoppableLink(Protocol):
 
 
 def classic_run(
-    main: Mapping[str, Any], system: Mapping[str, Any] | None = None, seed: int = 0
+    main: Mapping[str, Any],
+    system: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    *,
+    create: Mapping[str, Any] | None = None,
 ) -> bool | None:
     """Train in several processes: a coordinator, a learner, and collectors.
 
     Over the router, start the program with ``ditask --roles coordinator=1,learner=1,collector=2``;
-    each process calls this function and does what its role says. With ``flask_fs``, start it as a
-    single process, which starts the workers on this host and coordinates them.
+    each process calls this function and does what its role says. Over HTTP (``flask_fs``), start it
+    as a single process, which starts the workers on this host and coordinates them.
+
+    The configs may be those of a parallel pipeline of DI-engine, which have the numbers of workers
+    in ``policy.learn.learner`` and ``policy.collect.collector``.
 
     Args:
         main: ``exp_name``, ``env`` and ``policy``; see :func:`compile_config`. The commander is
             ``policy.other.commander``, with ``solo`` for example.
-        system: ``communication`` (``"router"`` or ``"flask_fs"``), ``path_data``, ``path_policy``,
-            ``key_file``, ``learner_gpu_num``, ``collector_num``, ``learner_num``, and further
-            options of the processes in ``coordinator``, ``collector`` and ``learner``.
+        system: ``communication`` (``"router"``, ``"flask_fs"``, or None: how the program was
+            started decides), ``path_data``, ``path_policy``, ``key_file``, ``learner_gpu_num``,
+            ``collector_num``, ``learner_num``, and further options of the processes in
+            ``coordinator``, ``collector`` and ``learner``.
         seed: the seed of envs, policies and buffers. Two runs differ all the same, because the
             processes run at their own pace.
+        create: what to create; see :func:`compile_config`. None: ``main`` has it.
 
     Returns:
         Whether the commander has ended the training because it has reached its goal; None in the
@@ -81,19 +103,23 @@ def classic_run(
     Raises:
         ConfigError: for an unusable config, or in a process whose role is none of the three.
     """
-    cfg = merge_config(_SYSTEM, system or {}, owner="system", open_paths=_ROLES)
+    main, create, system = parallel_configs(main, create, system)
+    cfg = merge_config(_SYSTEM, system, owner="system", open_paths=_ROLES)
     role = _role(cfg.communication)
+    cfg.communication = "flask_fs" if role is None else "router"
     if role == "coordinator":
-        return _coordinate(main, cfg, seed, {})
+        return _coordinate(main, create, cfg, seed, {})
     if role is None:
-        return _run_on_this_host(main, cfg, seed)
-    create: Callable[..., Any] = create_comm_learner if role == "learner" else create_comm_collector
-    with create(_worker_cfg(main, cfg, role)) as worker:
+        return _run_on_this_host(main, create, cfg, seed)
+    new_worker: Callable[..., Any] = (
+        create_comm_learner if role == "learner" else create_comm_collector
+    )
+    with new_worker(_worker_cfg(_modules(main, create), cfg, role)) as worker:
         worker.join()
     return None
 
 
-def _role(communication: str) -> str | None:
+def _role(communication: str | None) -> str | None:
     """Return what this process does; None: it starts the others."""
     import_worker_entry_point("router")
     found = PROCESS_ROLE_REGISTRY.get("router")()
@@ -115,27 +141,36 @@ def _role(communication: str) -> str | None:
     return found
 
 
-def _run_on_this_host(main: Mapping[str, Any], cfg: Any, seed: int) -> bool:
+def _run_on_this_host(
+    main: Mapping[str, Any], create: Mapping[str, Any], cfg: Any, seed: int
+) -> bool:
     """Start the workers as processes, and coordinate them."""
+    modules = _modules(main, create)
     run_id = f"run_{secrets.token_hex(4)}"
     addresses: dict[str, dict[str, list[Any]]] = {"collector": {}, "learner": {}}
     with ExitStack() as stack:
         workers = []
         for role, n_workers in (("learner", cfg.learner_num), ("collector", cfg.collector_num)):
             for number in range(n_workers):
-                worker_cfg = {**_worker_cfg(main, cfg, role), "port": 0, "run_id": run_id}
+                worker_cfg = {**_worker_cfg(modules, cfg, role), "port": 0, "run_id": run_id}
                 worker = WorkerProcess(role, worker_cfg)
                 stack.callback(worker.close)
                 workers.append((role, f"{role}{number}", worker))
         for role, name, worker in workers:
             addresses[role][name] = [name, "127.0.0.1", worker.read_port(cfg.start_timeout_s)]
-        return _coordinate(main, cfg, seed, {"port": 0, "run_id": run_id, **addresses})
+        return _coordinate(main, create, cfg, seed, {"port": 0, "run_id": run_id, **addresses})
 
 
-def _coordinate(main: Mapping[str, Any], cfg: Any, seed: int, addresses: Mapping[str, Any]) -> bool:
+def _coordinate(
+    main: Mapping[str, Any],
+    create: Mapping[str, Any],
+    cfg: Any,
+    seed: int,
+    addresses: Mapping[str, Any],
+) -> bool:
     """Run the coordinator until the commander ends the training, or the run is stopped."""
     own = {"type": cfg.communication, "key_file": cfg.key_file, **addresses, **cfg.coordinator}
-    whole = {"main": compile_config(main, seed=seed), "system": {**cfg, "coordinator": own}}
+    whole = {"main": compile_config(main, create, seed=seed), "system": {**cfg, "coordinator": own}}
     link, store = create_coordinator_link(whole)
     with Coordinator(whole, link=link, store=store) as coordinator:
         if isinstance(link, _StoppableLink):
@@ -147,9 +182,16 @@ def _coordinate(main: Mapping[str, Any], cfg: Any, seed: int, addresses: Mapping
         return bool(coordinator.system_shutdown_flag)
 
 
-def _worker_cfg(main: Mapping[str, Any], cfg: Any, role: str) -> dict[str, Any]:
-    """Return the config of a communicating worker, which may import what ``main`` names."""
-    common: dict[str, Any] = {"import_names": sorted({*filter(None, named_modules(main))})}
+def _modules(*configs: Mapping[str, Any]) -> list[str]:
+    """Return the modules that configs name, without those of DI-engine that are not installed."""
+    section = {"import_names": sorted({*filter(None, named_modules(configs))})}
+    drop_missing_modules(section, "import_names")
+    return section["import_names"]
+
+
+def _worker_cfg(modules: list[str], cfg: Any, role: str) -> dict[str, Any]:
+    """Return the config of a communicating worker, which may import some modules."""
+    common: dict[str, Any] = {"import_names": modules}
     if role == "learner":
         common["gpu_num"] = cfg.learner_gpu_num
     if cfg.communication == "router":

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from dmiddleware.classic.config import Configurable
+from dmiddleware.classic.import_names import import_named
 from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
 from dmiddleware.errors import ConfigError
 from dmiddleware.process.closing import Closing
-from dmiddleware.registry import Registry, import_modules
+from dmiddleware.registry import Registry
 from dmiddleware.worker.ranks import rank_and_world_size
 
 __all__ = ["SerialWorker", "get_worker_cls", "spread"]
@@ -103,17 +104,19 @@ class SerialWorker(Closing, Configurable, ABC, Generic[M, E]):
         """The TensorBoard writer."""
         return self._writer.get()
 
-    @abstractmethod
     def _as_mode(self, policy: Any) -> M:
-        """Return the mode of a policy that the worker uses."""
+        """Return the mode of a policy that the worker uses; by default what was passed."""
+        mode: M = policy
+        return mode
 
-    @abstractmethod
     def _checked_env(self, env: Any) -> E:
-        """Return what was passed as envs, or reject it.
+        """Return what was passed as envs, or reject it; by default anything is accepted.
 
         Raises:
             ConfigError: saying what the worker takes.
         """
+        envs: E = env
+        return envs
 
     def close(self) -> None:
         """Close the envs, and the TensorBoard writer if the worker created it."""
@@ -153,7 +156,7 @@ def get_worker_cls(
             f"{kind} is created by name, but the config has no key type; "
             f"add type: one of {', '.join(registry)}"
         )
-    import_modules(cfg.get("import_names", ()))
+    import_named(cfg.get("import_names"))
     return registry.get(cfg["type"])
 
 

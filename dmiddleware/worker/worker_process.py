@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from dmiddleware.process.first_imports import first_imports
 from dmiddleware.process.torch_threads import THREADS_VARIABLE, chosen_threads
 from dmiddleware.worker.comm import create_comm_collector, create_comm_learner
 from dmiddleware.worker.errors import CoordinatorError
@@ -42,8 +43,10 @@ class WorkerProcess:
 
     def __init__(self, role: str, cfg: Mapping[str, Any]) -> None:
         self._role = role
+        first = "".join(f"import {name}; " for name in first_imports())
+        code = f"import sys; sys.path[:] = {sys.path!r}; {first}from {__name__} import main; main()"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import main; main()"],
+            [sys.executable, "-c", code],
             env={**os.environ, THREADS_VARIABLE: str(chosen_threads())},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

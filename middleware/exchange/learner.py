@@ -139,7 +139,7 @@ class LearnerData:
 
 
 class Announcer:
-    """Sends the learner's counters: to all nodes that join, and to those that want updates.
+    """Sends the learner's counters: to all nodes that join, and to all nodes that want updates.
 
     Args:
         task: the task of rank 0, which has a router.
@@ -170,7 +170,7 @@ class Announcer:
             self._task.emit(LEARNED, counters, only_remote=True, to=ready)
 
     def _announce(self, *_: Any, **__: Any) -> None:
-        """Send the counters to all nodes, those that connect later included."""
+        """Send the counters to all nodes, also to nodes that connect later."""
         with self._lock:
             counters = self._counters = self._ranks.counters(self._task)
         self._task.emit(LEARNED, counters, only_remote=True)

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outlook:
-    """What a node knows of the others that it may wait for. Pure: no lock, no clock.
+    """What a node knows of the nodes that it may wait for. Pure: no lock, no clock.
 
     Args:
         follows: whether the node cannot continue without a learner elsewhere.

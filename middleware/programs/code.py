@@ -123,13 +123,13 @@ def _offline(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
         yield "    rows = with_returns_to_go(rows)"
     unroll = ", unroll_len=policy.context_length" if is_sequence else ""
     yield f'    buffer = TensorBuffer(len(rows["done"]){unroll}, seed=seed)'
-    yield "    buffer.push(rows)"
     yield from _experiment(arguments)
     yield "    with Task(OfflineRLContext(), seed=seed) as task:"
     judged = eval_settings(arguments["env"], arguments["eval_env_kwargs"])
     yield _env(2, "eval_envs", judged, seed='task.seed_for("evaluator")')
     yield ""
     yield _line(2, "task.use(", "OffPolicyLearner", arguments["learner"], "policy", "buffer")
+    yield "        buffer.push(rows)"
     yield from _end(arguments)
 
 

@@ -36,7 +36,7 @@ def train_command(
 ) -> None:
     """Train an algorithm in an environment, with tuned settings where there are any.
 
-    The options are those of the algorithm's program: ditask train ALGO ENV --help shows them. With
+    The algorithm's program has the same options: ditask train ALGO ENV --help shows them. With
     --wrapper module:name, which may be repeated, the innermost first, envs are wrapped.
 
     \b

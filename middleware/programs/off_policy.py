@@ -39,8 +39,8 @@ __all__ = ["OFF_POLICY", "off_policy"]
 
 OFF_POLICY: Final = default_settings(
     (
-        *("dqn", "c51", "qrdqn", "iqn", "rainbow", "r2d2", "discrete_sac"),
-        *("sac", "td3", "ddpg", "tqc", "pdqn", "ppo_offpolicy"),
+        *("dqn", "sql", "mdqn", "c51", "qrdqn", "iqn", "fqf", "rainbow", "r2d2", "discrete_sac"),
+        *("sac", "td3", "ddpg", "d4pg", "tqc", "pdqn", "ppo_offpolicy"),
         *("qmix", "vdn"),
     )
 )

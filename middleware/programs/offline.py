@@ -25,12 +25,13 @@ from middleware.programs.parts import (
 )
 from middleware.record.experiment import Experiment, ExperimentResult, ExperimentSettings
 from middleware.record.snapshot import SnapshotSaver, SnapshotSaverSettings
+from middleware.support.replay import bind_to_policy
 from middleware.termination import TerminationChecker
 
 __all__ = ["OFFLINE", "make_dataset_buffer", "offline"]
 
 OFFLINE: Final = default_settings(
-    ("bc", "td3_bc", "bcq", "cql", "edac", "iql", "decision_transformer")
+    ("bc", "td3_bc", "bcq", "cql", "discrete_cql", "edac", "iql", "decision_transformer")
 )
 """The algorithms of :func:`offline`, and their default settings."""
 
@@ -40,7 +41,8 @@ def make_dataset_buffer(policy: Policy, rows: Batch, seed: int) -> TensorBuffer:
     length = None
     if isinstance(policy, DecisionTransformerPolicy):
         rows, length = with_returns_to_go(rows), policy.context_length
-    buffer = TensorBuffer(len(rows["done"]), unroll_len=length, seed=seed)
+    buffer = TensorBuffer(rows["done"].numel(), unroll_len=length, seed=seed)
+    bind_to_policy(buffer, policy.learn_mode)
     buffer.push(rows)
     return buffer
 

@@ -87,5 +87,5 @@ def name_of_run(algo: str, env: EnvSettings) -> str:
 
 
 def make_run(name: str, experiment: ExperimentSettings, *, resume: bool) -> RunFolder:
-    """Make the folder of a run, or find that of the run to resume."""
+    """Make the folder of a run, or find the folder of the run to resume."""
     return RunFolder.create(name, root=experiment.root, resume=resume)

@@ -119,7 +119,7 @@ def train(
     if not isinstance(wrappers, list | tuple):
         raise ConfigError(f"train: wrappers must be a list of wrappers, got {wrappers!r:.100}")
     program = program_of(algo)
-    values = _options(algo, env.id if isinstance(env, EnvSettings) else env)
+    values = _options(algo, env.maker if isinstance(env, EnvSettings) else env)
     chosen = {"seed": seed, **options}
     parameters = inspect.signature(program).parameters
     for name, value in chosen.items():

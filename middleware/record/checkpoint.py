@@ -89,7 +89,7 @@ class CkptSaver(BaseMiddleware[RLContext], TakesSettings[CkptSaverSettings]):
     Raises:
         ConfigError: if ``policy`` or ``run`` has the wrong type, an option is not valid, or ``run``
             is a path and there is no interval.
-        CheckpointWriteError: if a file cannot be written; the one before it is intact.
+        CheckpointWriteError: if a file cannot be written; the checkpoint before it is intact.
         RunFolderError: if another task trains in the folder, or the folder was deleted.
     """
 

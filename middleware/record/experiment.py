@@ -331,7 +331,7 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         self.run.tb_logger.add_settings(dict(flat), (self._metric, "collect/return_mean"))
 
     def _check_changes(self, config: Mapping[str, Any]) -> None:
-        """Show the settings that differ from those of the run that is continued.
+        """Show the settings that differ from the settings of the run that is continued.
 
         Raises:
             ConfigError: if ``ditask resume`` continues the run without ``--accept-changes``.
@@ -525,7 +525,7 @@ class FinalCtxSaver(BaseMiddleware[Context]):
 
 
 def _envs_of(chain: ChainView, evaluator: InteractionEvaluator | None) -> dict[str, Any]:
-    """Return the records of the envs that collect, and of those that evaluate if they differ.
+    """Return the records of the envs that collect, and of the envs that evaluate if these differ.
 
     If none collects, the envs of the evaluator that decides take their place.
     """

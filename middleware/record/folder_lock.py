@@ -119,7 +119,7 @@ class FolderLock:
 
     The task holds it until it is closed.
 
-    The lock of a process that no longer runs on this host is taken over at once. That of another
+    The lock of a process that no longer runs on this host is taken over at once. A lock of another
     host is taken over when its time has not been renewed for a minute, by the clock of the file
     system. It needs no locks of the file system, which some network file systems lack.
 
@@ -317,7 +317,7 @@ RunLock: TypeAlias = FolderLock | NoLock
 
 
 def find_holder(folder: Path) -> Holder | None:
-    """Return the process of this host, other than this one, that trains in a folder."""
+    """Return another process of this host that trains in a folder."""
     try:
         holder = _read(folder / _LOCK_FILE)
     except OSError:

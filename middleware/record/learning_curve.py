@@ -24,6 +24,9 @@ from middleware.support.interval import axis_of
 
 __all__ = ["LearningCurve", "LearningCurveSettings"]
 
+_AXES: Final = (0.12, 0.12, 0.86, 0.8)
+"""Left, bottom, width and height, as parts of the figure, with room for labels of any return."""
+
 _BINS: Final = 200
 
 
@@ -141,8 +144,9 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
         # Not a pyplot figure, which would change global state and might open a window.
         from matplotlib.figure import Figure  # only the process that draws imports it
 
-        figure = Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
-        axes = figure.add_subplot()
+        figure = Figure(figsize=(8, 4.5), dpi=110)
+        # A layout engine would draw everything twice, to measure it.
+        axes = figure.add_axes(_AXES)
         if self._training:
             at, mean, low, high = self._training.table()
             axes.fill_between(at, low, high, color="tab:blue", alpha=0.15, linewidth=0)
@@ -183,7 +187,7 @@ class _BinnedReturns:
         return len(self._parts)
 
     def add(self, at: int, value: float) -> None:
-        """Add a value; its step must not be before that of the last one."""
+        """Add a value; its step must not be before the step of the last value."""
         if not math.isfinite(value):
             return
         if self._start is None:

@@ -323,7 +323,7 @@ def _as_plain(value: Any) -> Any:
 
 
 def _finite(values: Any) -> Any:
-    """Return the finite ones of the values of a histogram, which has no place for the others."""
+    """Return the finite values of a histogram, which has no place for other values."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().float().numpy()
     array = np.asarray(values, dtype=np.float64).reshape(-1)

@@ -47,7 +47,7 @@ class _Rate:
 class RunConsole(Console):
     """A console that raises ``BrokenPipeError`` when nobody reads what it prints.
 
-    That of rich ends the program.
+    Rich's own console ends the program.
     """
 
     def on_broken_pipe(self) -> None:
@@ -213,7 +213,7 @@ class ProgressBar(BaseMiddleware[RLContext], TakesSettings[ProgressBarSettings])
                 self._bar.refresh()
 
     def _returns_of(self, ctx: RLContext) -> str:
-        """Return the mean return of the last training episodes, and those of evaluations."""
+        """Return the mean return of the last training episodes, and the returns of evaluations."""
         parts = []
         if self._returns:
             parts.append(f"return {sum(self._returns) / len(self._returns):.1f}")

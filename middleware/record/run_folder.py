@@ -65,9 +65,8 @@ class RunFolder(Closing):
     @takes_options
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        node = current_node()
-        rank = rank_and_world_size()[0]
-        self._is_lead = (node is None or node.has_role(Role.LEARNER)) and rank == 0
+        self._node = node = current_node()
+        self._rank = rank = rank_and_world_size()[0]
         self._process = f"rank-{rank}" if node is None else f"node-{node.node_id}"
         self._made_at = time.perf_counter()
         self._tb_logger: TensorboardWriter | None = None
@@ -75,7 +74,7 @@ class RunFolder(Closing):
 
     @classmethod
     def create(cls, exp_name: str, *, root: str | Path = "runs", resume: bool = False) -> Self:
-        """Make a new folder for a run, or find that of a run to resume.
+        """Make a new folder for a run, or find the folder of a run to resume.
 
         A new run never writes into the folder of an earlier one: if ``exp_name`` is taken, the run
         gets the first free one of ``exp_name-2``, ``exp_name-3``, … All processes of one run get
@@ -122,7 +121,8 @@ class RunFolder(Closing):
     @property
     def is_lead(self) -> bool:
         """Whether this process writes the files that a run has only once: rank 0 of the learner."""
-        return self._is_lead
+        has_role = self._node is None or self._node.has_role(Role.LEARNER)
+        return has_role and self._rank == 0
 
     @property
     def age_s(self) -> float:
@@ -163,7 +163,7 @@ class RunFolder(Closing):
         if self._tb_logger is None:
             # One folder per process: tensorboard reads only one file of a folder at a time.
             folder = self.path / "tb"
-            path = folder if self._is_lead else folder / self._process
+            path = folder if self.is_lead else folder / self._process
             self._refuse_others()
             self._tb_logger = TensorboardWriter(path)
         return self._tb_logger
@@ -179,7 +179,7 @@ class RunFolder(Closing):
     @property
     def metrics_path(self) -> Path:
         """The path of this process's metrics file."""
-        return self.path / (METRICS_FILE if self._is_lead else f"metrics.{self._process}.jsonl")
+        return self.path / (METRICS_FILE if self.is_lead else f"metrics.{self._process}.jsonl")
 
     def video_path(self, at: int, prefix: str = "eval") -> Path:
         """Return the path of the video of the evaluation at a counter.
@@ -193,7 +193,7 @@ class RunFolder(Closing):
     @property
     def log_path(self) -> Path:
         """The path of this process's text log."""
-        return self.path / ("log.txt" if self._is_lead else f"log.{self._process}.txt")
+        return self.path / ("log.txt" if self.is_lead else f"log.{self._process}.txt")
 
     def save_config(self, cfg: Mapping[str, Any]) -> Path:
         """Write ``config.yaml``, for people and for any YAML loader; only the learner does so.
@@ -206,7 +206,7 @@ class RunFolder(Closing):
             The path of the file.
         """
         path = self.path / "config.yaml"
-        if not self._is_lead:
+        if not self.is_lead:
             return path
         self._refuse_others()
         text = yaml_text(plain_values(cfg))
@@ -225,12 +225,12 @@ class RunFolder(Closing):
         Raises:
             RunFolderError: if another task holds the lock, or the folder cannot be written to.
         """
-        if self._is_lead and task.rank == 0 and task.has_role(Role.LEARNER):
+        if self.is_lead and task.rank == 0 and task.has_role(Role.LEARNER):
             return FolderLock(self.path, task)
         return NoLock()
 
     def _refuse_others(self) -> None:
-        holder = find_holder(self.path) if self._is_lead else None
+        holder = find_holder(self.path) if self.is_lead else None
         if holder is not None:
             raise RunFolderError(in_use(self.path, holder))
 
@@ -286,9 +286,9 @@ def _take_first(wanted: Path, run_token: str, *, resume: bool) -> Path:
 def _take(path: Path, run_token: str) -> bool:
     """Return whether a folder is free for this run, or belongs to it already.
 
-    Making the folder reserves its name: of two runs only one can succeed. That of a run with a
-    token is replaced at once by one with the token inside, by which the other processes of the run
-    recognize it. Until then its mode shows that any process of such a run may do so.
+    Making the folder reserves its name: of two runs only one can succeed. The folder of a run with
+    a token is replaced at once by a folder with the token inside, by which the other processes of
+    the run recognize it. Until then its mode shows that any process of such a run may do so.
     """
     try:
         path.mkdir(_RESERVED if run_token else 0o777)

@@ -80,13 +80,13 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
 
     The files are in the run's folder ``snapshots``; the last few are kept. Each is written
     completely or not at all, with a checksum, and loading one executes no code. When a run resumes
-    from an older snapshot, its next one replaces those that it did not use.
+    from an older snapshot, its next snapshot replaces the ones that it did not use.
 
     The rows of a buffer are in blocks, in files of their own, which a snapshot shares with the last
     but one: it writes only the blocks that have changed since then. It shares no file with the one
     directly before it, so a file that is damaged on the disk leaves one of the two.
 
-    Build the same chain as that of the stopped run, call :meth:`resume`, and run it::
+    Build the same chain as in the stopped run, call :meth:`resume`, and run it::
 
         snapshots = SnapshotSaver(run, every_train_iter=1000)
         task.use(snapshots)
@@ -111,7 +111,7 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
     Raises:
         ConfigError: if ``run`` is not a folder, an option is not valid, or a part has no state.
         ChainError: before the first step, if the state of a part or a middleware cannot be saved.
-        CheckpointWriteError: if a file cannot be written; those before it are intact.
+        CheckpointWriteError: if a file cannot be written; the snapshots before it are intact.
         RunFolderError: if another task trains in the folder, or the folder was deleted.
     """
 
@@ -272,7 +272,7 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
         """Restore a snapshot, before the first step.
 
         Args:
-            task: a task with the same chain as the one that was saved.
+            task: a task with the same chain as the saved task.
             path: the snapshot; None: the newest undamaged one in the run's folder.
 
         Returns:
@@ -386,7 +386,7 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
             )
 
     def _remove_others(self, saved: Path) -> None:
-        """Keep the newest few, and remove those of later steps than the saved one.
+        """Keep the newest few snapshots, and remove snapshots of later steps than the saved one.
 
         Later ones exist if the run resumed from an older snapshot, because they were damaged for
         example.
@@ -494,7 +494,7 @@ def _read(path: Path) -> Any:
 
 
 def _part_of_rank(path: Path) -> Path:
-    """Return the path of this rank's part of a snapshot, given that of rank 0."""
+    """Return the path of this rank's part of a snapshot, given the path of rank 0's."""
     rank = rank_and_world_size()[0]
     return path if rank == 0 else path.with_suffix(f".rank-{rank}{path.suffix}")
 

@@ -39,8 +39,8 @@ class TrackioLogger(Tracker, TakesSettings[TrackioLoggerSettings]):
     no account and no network: it writes to ``~/.cache/huggingface/trackio``, or to the folder in
     the environment variable ``TRACKIO_DIR``. The command ``trackio show`` opens its dashboard.
 
-    It sends what :class:`~middleware.WandbLogger` sends, in the same cases. The name of the run is
-    that of its folder, with an id, under which it continues when it is resumed.
+    It sends what :class:`~middleware.WandbLogger` sends, in the same cases. The run has the name of
+    its folder, with an id, under which it continues when it is resumed.
 
     Args:
         run: the folder of the run.
@@ -61,7 +61,7 @@ class TrackioLogger(Tracker, TakesSettings[TrackioLoggerSettings]):
         self.settings = settings
 
     def begin(self, run_id: str, axis: str) -> Any:
-        """Begin the run, or continue the one of this name."""
+        """Begin the run, or continue the run of this name."""
         settings, name = self.settings, self.folder.name
         options = {
             **plain_values(settings),

@@ -16,7 +16,7 @@ class RunCounters:
     """Reads the counters that schedules depend on from a context.
 
     The progress is the greatest part of a limit of the chain's TerminationChecker that has been
-    reached, of those that count steps, updates or epochs.
+    reached, of the limits that count steps, updates or epochs.
 
     Args:
         schedules: the schedules that need the counters, by the names of their settings.

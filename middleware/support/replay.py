@@ -68,7 +68,7 @@ def check_start(buffer: ReplayBuffer, *, batch_size: int, learn_start: int | Non
 
 
 def counters_for(buffer: ReplayBuffer, schedules: Mapping[str, Schedule]) -> RunCounters:
-    """Return the counters that schedules, and those of a buffer, read from a context."""
+    """Return the counters that schedules, also a buffer's, read from a context."""
     of_buffer = {f"{name} of the buffer": schedule for name, schedule in buffer.schedules.items()}
     return RunCounters({**schedules, **of_buffer}, always=buffer.reads_counters)
 

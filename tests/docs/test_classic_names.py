@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dmiddleware.errors import ConfigError
 from tests.docs.pages import ROOT
 
 POLICY = "dmiddleware.classic"
@@ -82,6 +85,12 @@ NAMES = {
         is_finished update_info update_reward get_episode_return get_latest_reward
         get_current_episode get_episode_info update_video get_video
     """,
+    f"{WORKER}.ISerialCollector": """
+        default_config reset_env reset_policy reset collect envstep close
+    """,
+    f"{WORKER}.ISerialEvaluator": """
+        default_config reset reset_env reset_policy close should_eval eval env policy
+    """,
     # Battle and metric
     f"{WORKER}.BattleEpisodeSerialCollector": """
         default_config reset_env reset_policy reset collect envstep close state_dict
@@ -103,6 +112,10 @@ NAMES = {
         use_time_check group_sample padding sample_range_view
         IBuffer NaiveReplayBuffer ElasticReplayBuffer SequenceReplayBuffer EpisodeReplayBuffer
         AdvancedReplayBuffer DequeBufferWrapper create_buffer get_buffer_cls BUFFER_REGISTRY
+    """,
+    f"{CLASSIC}.IBuffer": """
+        default_config push update sample clear count save_data load_data state_dict
+        load_state_dict start close
     """,
     f"{CLASSIC}.AdvancedReplayBuffer": """
         default_config push update sample clear count save_data load_data state_dict
@@ -202,3 +215,67 @@ def test_a_classic_name_exists_and_is_documented(owner: str, name: str) -> None:
 def test_a_classic_type_is_registered_and_documented(factory: str, name: str) -> None:
     assert isinstance(find(factory)({"type": name}), type)
     assert re.search(rf"(?<!\w){re.escape(name)}(?!\w)", SPANS), f"the page does not mention {name}"
+
+
+EXPORTED = [
+    getattr(module, name)
+    for module in map(importlib.import_module, (CLASSIC, WORKER, "middleware.classic"))
+    for name in module.__all__
+    if inspect.isclass(getattr(module, name))
+]
+
+
+def methods_of(cls: type) -> set[str]:
+    """Return the methods of a class and its bases that the page names."""
+    owners = {owner.rpartition(".")[2]: names.split() for owner, names in NAMES.items()}
+    named = {name for base in cls.__mro__ for name in owners.get(base.__name__, ())}
+    open_ones = getattr(cls, "__abstractmethods__", frozenset())
+    words = set(re.findall(r"\w+", SPANS))
+    return {
+        name
+        for name in named | (open_ones & words)
+        if inspect.isfunction(inspect.getattr_static(cls, name, None))
+    }
+
+
+def derived_from(cls: type, tape: list[str]) -> type:
+    """Return a subclass that writes these methods, each as the base class has it."""
+
+    def method(name: str) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            tape.append(name)
+            return getattr(super(derived, self), name)(*args, **kwargs)
+
+        return call
+
+    methods = {name: method(name) for name in methods_of(cls)}
+    derived: type = type(f"Own{cls.__name__}", (cls,), methods)
+    return derived
+
+
+def needs_arguments(cls: type) -> bool:
+    parameters = inspect.signature(cls).parameters.values()
+    return any(
+        parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        for parameter in parameters
+    )
+
+
+@pytest.mark.parametrize("cls", EXPORTED, ids=lambda cls: cls.__name__)
+def test_a_class_is_derived_from_with_the_methods_that_the_page_names(
+    cls: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tape: list[str] = []
+    derived = derived_from(cls, tape)
+    assert not inspect.isabstract(derived), derived.__abstractmethods__
+    if cls.__name__ in ("Policy", "CommandModePolicy", "StockPolicy") or needs_arguments(cls):
+        return  # they are built in the tests of their own
+    try:
+        made = derived()
+    except ConfigError:
+        return  # it needs a config, which says what is missing
+    if hasattr(made, "close"):
+        made.close()
+        assert "close" in tape or "close" not in methods_of(cls)

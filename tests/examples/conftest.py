@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
-import torch._dynamo
 
 from dmiddleware.policy import Policy
 from dmiddleware.policy.update import UpdateRunner
@@ -43,6 +41,7 @@ def n_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     The traced code is not compiled, which would take minutes. All guards are checked, so a value
     that changes from one update to the next makes another graph.
     """
+    import torch._dynamo  # takes longer than torch itself, and few tests need it
 
     compiled = torch.compile
     monkeypatch.setattr(

@@ -28,16 +28,26 @@ NAMES = [
     "bc_offline",
     "bitflip_her",
     "golf_pdqn",
+    "cartpole_sqil",
+    "cartpole_cql",
     "tictactoe_self_play",
     "doorkey_rnd",
 ]
-LONG = ("cartpole_dqn_per_nstep", "cartpole_preemptible", "doorkey_rnd", "pendulum_gail")
+LONG = (
+    "cartpole_dqn_per_nstep",
+    "cartpole_preemptible",
+    "doorkey_rnd",
+    "pendulum_gail",
+    "cartpole_sqil",
+    "cartpole_cql",
+)
 SHORT = [at for at, name in enumerate(NAMES) if name not in LONG]
 # Enough for each to collect, learn and evaluate.
 STEPS = dict.fromkeys(NAMES, 1200) | {"doorkey_rnd": 2048}
 # Episodes of an untrained policy are long.
 OPTIONS = {
     "bc_offline": ("--max-train-iter", "20"),
+    "cartpole_cql": ("--max-train-iter", "20", "--n-rows", "200"),
     "doorkey_rnd": ("--env.env-kwargs", "max_steps=30"),
 }
 

@@ -18,8 +18,9 @@ EVERY_ALGORITHM = pytest.mark.parametrize(
     ("example", "n_steps", "arguments"),
     [
         *of_zoo("LunarLander-v3", 3000, "dqn", "c51", "qrdqn", "iqn", "rainbow", "discrete_sac"),
+        *of_zoo("CartPole-v1", 1500, "sql", "mdqn", "fqf"),
         *of_zoo("LunarLander-v3", 20_000, "ppo", "a2c"),
-        *of_zoo("Pendulum-v1", 1000, "sac", "td3", "ddpg", "tqc"),
+        *of_zoo("Pendulum-v1", 1000, "sac", "td3", "ddpg", "d4pg", "tqc"),
         *of_zoo("Pendulum-v1", 6000, "ppo"),
         *of_zoo("CartPole-v1", 3000, "impala"),
         *of_zoo(POSITIONS, 3000, "ppo_recurrent"),

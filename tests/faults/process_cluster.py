@@ -32,6 +32,7 @@ from tests.faults.ledger import Ledger
 from tests.faults.node_program import NodeSpec
 from tests.faults.raw_peer import RawPeer
 from tests.waiting import DEADLINE_S, wait_until
+from tests.warm_process import WarmProcess
 
 __all__ = [
     "IN_MEMORY",
@@ -99,7 +100,7 @@ class Process:
         self.dead_at = math.inf
         command = [sys.executable, "-m", "tests.faults.node_program"]
         self._stderr = Path(spec.ledger).with_suffix(".err").open("ab")
-        self._process = subprocess.Popen(
+        self._process = WarmProcess(
             [*prefix, *command, msgspec.json.encode(asdict(spec)).decode()],
             stdin=subprocess.PIPE,
             stdout=self._stderr,

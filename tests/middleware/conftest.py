@@ -10,6 +10,11 @@ from middleware import OnlineRLContext
 from middleware.record.run_folder import RunFolder
 
 
+@pytest.fixture(autouse=True)
+def warm(warm_processes: None) -> None:
+    """Fork the processes of these tests."""
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunFolder]:
     with RunFolder.create("run", root=tmp_path) as folder:

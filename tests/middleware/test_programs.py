@@ -78,7 +78,7 @@ def run_code(code, seed):
     return names["main"](seed=seed)
 
 
-@pytest.mark.parametrize("algo", mostly_slow(CASES, keep=[0, 5, 7]))
+@pytest.mark.parametrize("algo", mostly_slow(CASES, keep=[0, 7]))
 def test_the_chain_is_code_that_trains_the_same_policy(algo):
     env, options = CASES[algo]
     result = train(algo, env, seed=3, **options)
@@ -112,12 +112,12 @@ def pendulum_rows(path):
 
 @pytest.mark.parametrize(
     "algo",
-    mostly_slow(["bc", "td3_bc", "cql", "bcq", "edac", "iql", "decision_transformer"], keep=2),
+    mostly_slow(["bc", "td3_bc", "cql", "bcq", "edac", "iql", "decision_transformer"], keep=[1]),
 )
 def test_offline_algorithms_learn_from_a_file(algo, tmp_path):
     data = pendulum_rows(tmp_path / "rows.safetensors")
     experiment = {"n_fresh_episode": 10}
-    policy = {"batch_size": 16}
+    policy = {"batch_size": 16} | ({"n_step": 3} if algo in ("td3_bc", "cql", "iql") else {})
     result = train(algo, "Pendulum-v1", data=data, policy=policy, experiment=experiment, **OFFLINE)
     copied = run_code(result.chain, seed=0)
     assert result.train_iter == 30

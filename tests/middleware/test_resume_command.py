@@ -141,8 +141,13 @@ def test_the_program_gets_its_arguments_and_those_that_differ(tmp_path: Path) ->
     ]  # fmt: skip
 
 
-LAUNCH = {"roles": "learner=1,collector=2", "topology": "mesh", "resources": ["a:cpu=1", "b:cpu=2"]}
-WORDS = ["--topology", "mesh", "--resources", "a:cpu=1", "--resources", "b:cpu=2"]
+LAUNCH = {
+    "roles": "learner=1,collector=2",
+    "topology": "mesh",
+    "resources": ["a:cpu=1", "b:cpu=2"],
+    "ding": True,
+}
+WORDS = ["--ding", "--topology", "mesh", "--resources", "a:cpu=1", "--resources", "b:cpu=2"]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +157,8 @@ WORDS = ["--topology", "mesh", "--resources", "a:cpu=1", "--resources", "b:cpu=2
         (("--roles", "learner=1"), [*WORDS, "--roles", "learner=1"]),
         (("--parallel-workers=1",), [*WORDS, "--parallel-workers=1"]),
         (("--resources", "c:cpu=3"),
-         ["--roles", "learner=1,collector=2", "--topology", "mesh", "--resources", "c:cpu=3"]),
+         ["--roles", "learner=1,collector=2", "--ding", "--topology", "mesh",
+          "--resources", "c:cpu=3"]),
     ],
 )  # fmt: skip
 def test_a_run_is_started_with_the_options_that_it_had_except_for_those_that_are_given(

@@ -14,11 +14,11 @@ import pytest
 from dmiddleware.errors import ChainError, ConfigError
 from dmiddleware.pipeline import Task
 from middleware import OnlineRLContext, RunFolder, TrackioLogger, WandbLogger, online_logger
+from tests.dmiddleware.env.optional import skip_without
 from tests.middleware.tracked_training import evaluate, train_tracked
 
-if "CI" not in os.environ:
-    pytest.importorskip("wandb")
-    pytest.importorskip("trackio")
+skip_without("wandb")
+skip_without("trackio")
 
 pytestmark = pytest.mark.process
 

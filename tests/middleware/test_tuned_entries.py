@@ -149,7 +149,7 @@ def test_the_settings_of_an_entry_are_valid(algo: str, env: str) -> None:
         acted = policy.eval_mode.forward(torch.zeros(2, n_obs))["action"]
         assert acted.shape == (2, n_actions)
     if tuned(algo).program == "off_policy":
-        explores = {"rainbow", "discrete_sac", "sac", "td3", "ddpg", "tqc"}
+        explores = {"rainbow", "discrete_sac", "sac", "td3", "ddpg", "d4pg", "tqc", "sql"}
         assert policy.explores is (algo in explores)
 
 

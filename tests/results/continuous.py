@@ -75,6 +75,7 @@ ENTRIES = [
     _pendulum("SAC", 3, "-157.0 ± 88.7"),
     _pendulum("TD3", 2, "-151.9 ± 90.2"),
     _pendulum("DDPG", 2, "-152.1 ± 94.3"),
+    _pendulum("D4PG", 5),
     _pendulum("TQC", 5),
     SAC_HALFCHEETAH,
     TD3_HALFCHEETAH,

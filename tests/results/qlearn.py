@@ -1,4 +1,4 @@
-"""Algorithms for discrete actions that learn values, on LunarLander and Pong.
+"""Algorithms for discrete actions that learn values, on CartPole, LunarLander and Pong.
 
 Settings that differ from the papers come from:
 
@@ -12,6 +12,7 @@ Settings that differ from the papers come from:
 - Discrete SAC: Christodoulou (2019) for everything but the target entropy and the first
   temperature, which are lower, 3-step returns, and the learning rates, batch size and network,
   which are those of DQN.
+- CartPole: examples/cartpole_dqn.py.
 - Pong: the learning rate, batch size and period of the target network of hyperparams/dqn.yml,
   "atari"; with 3-step returns, images of 42 by 42 that are normalized, the network of Mnih et al.
   (2013), and half as many updates as steps.
@@ -41,7 +42,22 @@ def _lunar_lander(algorithm: str, algo: str, minutes: float) -> Entry:
     )
 
 
+def _cartpole(algorithm: str, algo: str) -> Entry:
+    return Entry(
+        "CartPole-v1, variants of DQN",
+        algorithm,
+        "CartPole-v1",
+        algo,
+        ("CartPole-v1",),
+        seeds=SEEDS,
+        at_least=475,
+    )
+
+
 ENTRIES = [
+    _cartpole("soft Q-learning", "sql"),
+    _cartpole("Munchausen DQN", "mdqn"),
+    _cartpole("FQF", "fqf"),
     _lunar_lander("DQN", "dqn", 3),
     _lunar_lander("C51", "c51", 4),
     _lunar_lander("QR-DQN", "qrdqn", 3),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dmiddleware.classic.import_names import import_named
 from dmiddleware.classic.replay_buffers.advanced_buffer import AdvancedReplayBuffer
 from dmiddleware.classic.replay_buffers.deque_buffer_wrapper import DequeBufferWrapper
 from dmiddleware.classic.replay_buffers.episode_buffer import EpisodeReplayBuffer
 from dmiddleware.classic.replay_buffers.naive_buffer import ElasticReplayBuffer, NaiveReplayBuffer
 from dmiddleware.classic.replay_buffers.replay_buffer import IBuffer
 from dmiddleware.classic.replay_buffers.sequence_buffer import SequenceReplayBuffer
-from dmiddleware.registry import Registry, import_modules
+from dmiddleware.registry import Registry
 
 __all__ = [
     "BUFFER_REGISTRY",
@@ -58,5 +59,5 @@ def get_buffer_cls(cfg: Mapping[str, Any]) -> type[IBuffer]:
     Raises:
         RegistryError: if the name is not registered; the nearest names are listed.
     """
-    import_modules(cfg.get("import_names", ()))
+    import_named(cfg.get("import_names"))
     return BUFFER_REGISTRY.get(cfg.get("type", "advanced"))

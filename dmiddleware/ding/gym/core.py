@@ -17,6 +17,10 @@ __all__ = [
 
 _ANY_REWARD: Final = (-float("inf"), float("inf"))
 
+if not hasattr(gymnasium.Env, "reward_range"):
+    # Programs for gym read it of any env; Gymnasium 1.0 has dropped it.
+    gymnasium.Env.reward_range = _ANY_REWARD  # type: ignore[attr-defined]
+
 
 class Env:
     """An env by the old rules; ``reset`` and ``step`` are to be overridden."""

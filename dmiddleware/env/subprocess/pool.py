@@ -22,6 +22,7 @@ from dmiddleware.env.contract import check_same_spaces
 from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.env.subprocess.worker import Setup, StepInfos
 from dmiddleware.errors import ConfigError, EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
+from dmiddleware.process.first_imports import first_imports
 from dmiddleware.process.import_guard import refuse_at_import
 from dmiddleware.process.open_files import naming_the_limit
 from dmiddleware.process.pipes import MessagePipe, PipeClosed, deadline_in, read_available
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
 
 _START = (
-    "import sys; sys.path[:] = {path!r}; "
+    "import sys; sys.path[:] = {path!r}; {first}"
     "from dmiddleware.env.subprocess.worker import main; main{fds!r}"
 )
 
@@ -93,7 +94,9 @@ class EnvProcess:
         self.env_ids = env_ids
         ours, theirs = socket.socketpair()
         self._traceback_fd, traceback_in = os.pipe()
-        code = _START.format(path=sys.path, fds=(theirs.fileno(), traceback_in))
+        first = "".join(f"import {name}; " for name in first_imports())
+        fds = theirs.fileno(), traceback_in
+        code = _START.format(path=sys.path, first=first, fds=fds)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],

@@ -78,7 +78,8 @@ class NodeProtocol:
         subscriptions: which peer receives which events.
         changes: membership changes that the router has not processed yet.
         unsent: the connections to check for something to send, as an ordered set; the router clears
-            it. Those of peers that an event is offered to are not added.
+            it. The connections of peers that an event is offered to are not
+            added.
         ended: the connections to close, with the reasons; the router clears it.
         n_refused: how many handshakes and frames were refused.
         undelivered: accepted reliable events that were dropped because their peer said goodbye or

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from dmiddleware.errors import RouterError
-from dmiddleware.event_names import base_name, is_glob, task_number
+from dmiddleware.event_names import ROLE_EVENTS, base_name, is_glob, task_number
 from dmiddleware.router.protocol.handshake import (
     DialerHandshake,
     Identity,
@@ -181,6 +181,7 @@ class Peer:
     counters: PeerCounters = field(default_factory=PeerCounters)
     _announced: Patterns | None = None
     _inherited: Patterns | None = None
+    _roles: tuple[str, ...] | None = None
 
     @classmethod
     def start(cls, session: Session, old: Peer | None, options: NodeOptions) -> Peer:
@@ -216,6 +217,20 @@ class Peer:
         """Whether there is a connection with it."""
         return self.connection is not None
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Its roles: those of its handshake, and those that its program has given to its task."""
+        if self._roles is None:
+            names = [n for n in (*self.patterns, *self.inherited) if n.startswith(ROLE_EVENTS)]
+            newest = max(map(task_number, names), default=0)
+            announced = [
+                base_name(name).removeprefix(ROLE_EVENTS)
+                for name in names
+                if task_number(name) == newest
+            ]
+            self._roles = tuple(dict.fromkeys((*self.session.identity.roles, *announced)))
+        return self._roles
+
     def subscribes_to(self, event: str) -> bool:
         """Return whether the peer subscribes to an event."""
         if self.has_announced_event(event):
@@ -242,7 +257,7 @@ class Peer:
         self.ready_for = max(later, default=int(ready))
         if ready:
             self.inherited = tuple(n for n in self.inherited if task_number(n) > self.ready_for)
-        self._announced = self._inherited = None
+        self._announced = self._inherited = self._roles = None
 
 
 class Patterns:

@@ -198,7 +198,7 @@ class Subscriptions:
                 self._note_queued(peer)
 
     def put_lossy(self, event: EncodedEvent, to: Iterable[str]) -> None:
-        """Send an event that may be dropped to peers, except those that have left."""
+        """Send an event that may be dropped to the peers that have not left."""
         for node_id in to:
             if (peer := self._peers.get(node_id)) is not None:
                 peer.outgoing.put_lossy(event)

@@ -1,4 +1,4 @@
-"""The connections of a node: those that it accepts, and those that it dials and keeps up.
+"""The connections of a node, which it accepts, or dials and keeps up.
 
 One thread of the router ticks: it dials, and closes what is late. The transport's thread processes
 what arrives. Neither waits for a peer, so there is no thread for each of them.

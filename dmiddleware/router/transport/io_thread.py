@@ -34,8 +34,8 @@ class User(Protocol):
 class IoThread:
     """Calls functions on one thread, when they are added or at a time.
 
-    It runs while it has users, and is started again for later ones. It keeps them alive, because
-    nng's operations refer to them by their address only.
+    It runs while it has users, and is started again for later ones. The thread keeps its users
+    alive, because nng's operations refer to them by their address only.
 
     Attributes:
         pid: the process that the thread belongs to.
@@ -55,7 +55,7 @@ class IoThread:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked from the one that the thread belongs to."""
+        """Whether this process was forked from the process that the thread belongs to."""
         return os.getpid() != self.pid
 
     def add_user(self, user: User) -> None:
@@ -170,7 +170,7 @@ class IoThread:
 
 
 def fork_error() -> RouterStateError:
-    """Return the error for a process that was forked from the one with the thread."""
+    """Return the error for a process that was forked from the process with the thread."""
     return RouterStateError(
         "this process was forked from one with a router, whose connections do not survive a fork; "
         "start processes with the 'spawn' method"

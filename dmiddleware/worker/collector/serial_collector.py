@@ -125,6 +125,10 @@ class ISerialCollector(SerialWorker[M, E]):
         for name in _TOTALS:
             setattr(self, f"_{name}", state["totals"][name])
 
+    def _as_mode(self, policy: Any) -> M:
+        mode: M = getattr(policy, "collect_mode", policy)
+        return mode
+
     def _finished(self, transitions: list[Transition]) -> list[Transition]:
         """Convert and copy the observations of transitions as configured."""
         if self._cfg.transform_obs or self._cfg.deepcopy_obs:

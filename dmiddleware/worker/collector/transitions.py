@@ -33,13 +33,13 @@ def to_tensor_transitions(
     """Turn consecutive transitions of one env into tensors.
 
     Args:
-        data: transitions, oldest first; values are numbers, arrays, tensors, or nested dicts or
-            tuples of them. Other values stay as they are.
+        data: transitions, oldest first; values are arrays, tensors, or nested dicts or tuples of
+            them. Numbers, truth values and other values stay as they are.
         shallow_copy_next_obs: use the following transition's ``obs`` object as ``next_obs``, which
             saves memory. The last transition, and the last of each episode, keep their own.
 
     Returns:
-        New dictionaries; floats become float32, integers int64, and arrays of float64 float32.
+        New dictionaries, whose arrays are tensors; those of float64 become float32.
     """
     rows = [
         {
@@ -126,13 +126,7 @@ def _to_tensor(value: Any) -> Any:
         return {key: _to_tensor(item) for key, item in value.items()}
     if isinstance(value, tuple):
         return tuple(_to_tensor(item) for item in value)
-    if isinstance(value, float | np.floating):
-        return torch.tensor(value, dtype=torch.float32)
     if isinstance(value, np.ndarray):
         tensor = torch.from_numpy(value)
         return tensor.float() if tensor.dtype == torch.float64 else tensor
-    if isinstance(value, bool | np.bool_):
-        return torch.tensor(bool(value))
-    if isinstance(value, int | np.integer):
-        return torch.tensor(int(value))
     return value

@@ -166,7 +166,7 @@ class FileStore:
         """Delete all step data of this run, and its folder; call it when the run has ended."""
         folder = _below(self._data, self._run)
         if folder.is_dir():
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, onerror=_raise_if_there)
 
     def _policy_path(self, name: str) -> Path:
         return _below(self._policies, _checked_name(name) + _SUFFIX)
@@ -183,6 +183,12 @@ class FileStore:
             f"{ref!r} is not a reference of this store; references look like "
             f"{self._run}/<data_id>{_ENDINGS[self._compressor]}"
         )
+
+
+def _raise_if_there(function: object, path: str, info: tuple[Any, BaseException, Any]) -> None:
+    """Raise the error of a deletion, unless a worker has deleted the file in the meantime."""
+    if not isinstance(info[1], FileNotFoundError):
+        raise info[1]
 
 
 def _checked_name(name: str) -> str:

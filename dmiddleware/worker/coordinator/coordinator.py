@@ -24,6 +24,7 @@ from dmiddleware.classic.config import (
     text,
     whole,
 )
+from dmiddleware.classic.keywords import also_named
 from dmiddleware.classic.logs import TextLog
 from dmiddleware.classic.replay_buffers import get_buffer_cls
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
@@ -58,6 +59,7 @@ from dmiddleware.worker.coordinator.messages import (
     TaskOffer,
 )
 from dmiddleware.worker.coordinator.tasks import Task, TaskState
+from dmiddleware.worker.entry import check_parts
 from dmiddleware.worker.errors import CoordinatorError
 
 __all__ = ["Coordinator"]
@@ -97,7 +99,8 @@ class Coordinator(Closing, Configurable):
         clock: returns the time in seconds.
 
     Raises:
-        ConfigError: for an unusable config, also of the commander or the replay buffer.
+        ConfigError: for an unusable config, also of the commander, the replay buffer, the learner,
+            and of a policy or collector that ``main`` names.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -449,8 +452,12 @@ class Coordinator(Closing, Configurable):
                 "system_shutdown_flag": self._flag,
             }
 
+    @also_named(state_dict="state")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned; references without data are removed.
+
+        Args:
+            state: the state; as a keyword also ``state_dict``.
 
         Raises:
             CoordinatorError: if the coordinator is running, or the state is of another version.
@@ -505,6 +512,7 @@ class Coordinator(Closing, Configurable):
         main = {"exp_name": "default_experiment", **_plain(cfg["main"])}
         buffer_cfg = main.get("policy", {}).get("other", {}).get("replay_buffer", {})
         get_buffer_cls(buffer_cfg).merged_config(buffer_cfg)
+        check_parts(main)
         if own.state_path is not None:
             try:
                 check_saveable(main)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeGuard
 import numpy as np
 import torch
 
+from dmiddleware.classic import Policy
 from dmiddleware.classic.config import Option, anything, count, optional, switch
 from dmiddleware.errors import ConfigError
 from dmiddleware.worker.evaluator.serial_evaluator import (
@@ -89,7 +90,8 @@ class MetricSerialEvaluator(ISerialEvaluator[_Predictor, _Task]):
               never;
             - ``multi_gpu``: whether every rank evaluates a part of the data.
         env: ``(loader, metric)``: the loader is iterated for pairs of inputs and labels.
-        policy: a policy, or its eval mode; its forward is called with the inputs.
+        policy: a policy, or its eval mode; its forward is called with the inputs. The
+            ``_forward_eval`` of a classic policy gets the inputs as the loader gives them.
         tb_logger: a tensorboardX ``SummaryWriter``; None creates one on first use.
         exp_name: folder for the output.
         instance_name: distinguishes evaluators in logs.
@@ -191,8 +193,11 @@ class MetricSerialEvaluator(ISerialEvaluator[_Predictor, _Task]):
         self._best = state["best"]
 
     def _as_mode(self, policy: Any) -> _Predictor:
-        # Not as_eval_mode: a foreign mode predicts batches, not env by env.
+        # Not as_eval_mode: a mode predicts batches here, and does not act env by env.
         mode = getattr(policy, "eval_mode", policy)
+        owner = getattr(getattr(mode, "forward", None), "__self__", None)
+        if isinstance(owner, Policy):
+            mode = mode._replace(forward=owner.predict)
         if not (
             callable(getattr(mode, "forward", None)) and callable(getattr(mode, "reset", None))
         ):

@@ -114,6 +114,10 @@ class ISerialEvaluator(SerialWorker[M, E]):
         self._last_eval = state.get("last_eval")
         self._last_eval_iter = state["last_eval_iter"]
 
+    def _as_mode(self, policy: Any) -> M:
+        mode: M = getattr(policy, "eval_mode", policy)
+        return mode
+
     def _on_first_rank(self, evaluate: Callable[[], R]) -> R:
         """Evaluate on rank 0, and return its results on every rank.
 

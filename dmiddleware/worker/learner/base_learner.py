@@ -316,7 +316,7 @@ class BaseLearner(Closing, Configurable):
         Raises:
             ConfigError: if ``get_data`` or the policy was not set.
         """
-        if self._get_data is None:
+        if self.get_data is None:
             raise ConfigError(
                 "set `learner.get_data` first: a function of the batch size that returns that many "
                 "callables, each of which loads one sample"
@@ -324,14 +324,17 @@ class BaseLearner(Closing, Configurable):
         self._close_loader()
         self._closing.clear()
         self._loader = PrefetchLoader(
-            self._get_data,
+            self.get_data,
             cast(Any, spec_attribute(self.policy.spec, "batch_size")),
             **self._cfg.dataloader,
         )
 
     @property
     def get_data(self) -> Callable[[int], list[Callable[[], Any]]] | None:
-        """A function of the batch size that returns that many callables; each loads one sample."""
+        """A function of the batch size that returns that many callables; each loads one sample.
+
+        A subclass may define it as a method, ``get_data(self, batch_size)``.
+        """
         return self._get_data
 
     @get_data.setter
@@ -650,9 +653,7 @@ def _priority_info(outputs: list[dict[str, Any]], data: Any) -> dict[str, Any] |
     """
     if all(output.get("priority") is None for output in outputs):
         return None
-    found = priorities_of_rows(
-        outputs, len(data) if isinstance(data, list) else lead_shape(data)[0]
-    )
+    found = priorities_of_rows(outputs, _n_drawn(data))
     assert found is not None
     rows, priority = found
     info: dict[str, Any] = {"priority": priority}
@@ -664,6 +665,13 @@ def _priority_info(outputs: list[dict[str, Any]], data: Any) -> dict[str, Any] |
         elif key in data:
             info[key] = data[key] if rows is None else data[key][rows]
     return info
+
+
+def _n_drawn(data: Any) -> int:
+    """Return how many rows or sequences a batch has."""
+    if isinstance(data, list):
+        return len(data)
+    return len(data["index"]) if "index" in data else int(lead_shape(data)[0])
 
 
 LEARNER_REGISTRY: Registry[Callable[..., BaseLearner]] = Registry("learner")

@@ -262,6 +262,24 @@ def test_attributes_are_read_through_getter_then_field_then_property():
     assert own.learn_mode.get_attribute("train_iter") == 5
 
 
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        {"n_sample": 3, "n_episode": 4, "batch_size": 5},
+        {"collect": {"n_sample": 3, "n_episode": 4}, "learn": {"batch_size": 5}},
+    ],
+)
+def test_a_policy_without_a_config_takes_the_sizes_that_workers_read(cfg):
+    class Plain(Learning):
+        pass
+
+    policy = Plain(cfg, nn.Linear(4, 2), ["learn"])
+    got = [policy.get_attribute(name) for name in ("n_sample", "n_episode", "batch_size")]
+    assert got == [3, 4, 5]
+    with pytest.raises(ConfigError, match="batch_size"):
+        create_policy({**DQN, "batch_size": 5})
+
+
 def test_sizes_are_read_from_the_top_of_the_config_too():
     class Flat(Learning):
         config = {"n_sample": 3, "n_episode": 4, "batch_size": 5}
@@ -275,6 +293,22 @@ def test_sizes_are_read_from_the_top_of_the_config_too():
 def test_an_unknown_attribute_names_near_misses(make):
     with pytest.raises(AttributeError, match=r"'batch_sise'.*did you mean: batch_size"):
         make().get_attribute("batch_sise")
+    with pytest.raises(NotImplementedError):
+        make().learn_mode.get_attribute("batch_sise")
+    with pytest.raises(NotImplementedError):
+        as_learn_mode(DQNPolicy({"model": SMALL}), user="test").get_attribute("batch_sise")
+
+
+def test_an_attribute_that_an_own_lookup_does_not_know_is_unknown_in_both_ways():
+    class OwnLookup(Learning):
+        def _get_attribute(self, name):
+            raise NotImplementedError
+
+    policy = policy_of(OwnLookup)
+    assert policy.get_attribute("train_iter") == 0
+    for error in (AttributeError, NotImplementedError):
+        with pytest.raises(error, match="did you mean"):
+            policy.learn_mode.get_attribute("train_itre")
 
 
 def test_the_modes_of_a_stock_policy_have_the_fields_of_di_engine():

@@ -14,13 +14,28 @@ VECTOR = {"obs_shape": 4, "action_shape": 2}
 
 def config_of(name):
     model = dict(VECTOR)
-    if name in ("sac", "td3", "ddpg", "tqc", "cql", "td3_bc", "iql", "bcq", "edac"):
+    if name in ("sac", "td3", "ddpg", "d4pg", "tqc", "cql", "td3_bc", "iql", "bcq", "edac"):
         model["action_space"] = "continuous"
     return {"type": name, "model": model}
 
 
 @pytest.mark.parametrize(
-    "name", ["dqn", "c51", "rainbow", "qrdqn", "iqn", "sac", "td3", "ppo", "a2c"]
+    "name",
+    [
+        "dqn",
+        "sql",
+        "mdqn",
+        "c51",
+        "rainbow",
+        "qrdqn",
+        "iqn",
+        "fqf",
+        "sac",
+        "td3",
+        "d4pg",
+        "ppo",
+        "a2c",
+    ],
 )
 def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
     cfg = {
@@ -70,6 +85,15 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
             "learn.target_noise_clip",
             0.4,
         ),
+        ("sql", {"learn": {"alpha": 0.12}}, "learn.alpha", 0.12),
+        ("sql", {"other": {"eps": {"start": 0.95}}}, "other.eps.start", 0.95),
+        ("mdqn", {"entropy_tau": 0.01}, "learn.temperature", 0.01),
+        ("mdqn", {"m_alpha": 0.8}, "learn.munchausen_weight", 0.8),
+        ("fqf", {"learn": {"learning_rate_quantile": 1e-4}}, "learn.learning_rate", 1e-4),
+        ("fqf", {"learn": {"learning_rate_fraction": 1e-8}}, "learn.learning_rate_fraction", 1e-8),
+        ("fqf", {"learn": {"ent_coef": 0.1}}, "learn.entropy_weight", 0.1),
+        ("discrete_cql", {"learn": {"min_q_weight": 4.0}}, "learn.cql_alpha", 4.0),
+        ("cql", {"learn": {"min_q_weight": 10.0}}, "learn.cql_alpha", 5.0),
     ],
 )
 def test_settings_get_the_names_that_they_have_here(name, given, path, value, caplog):
@@ -83,10 +107,10 @@ def test_settings_get_the_names_that_they_have_here(name, given, path, value, ca
 def test_a_setting_that_has_one_value_here_is_accepted_with_it_alone():
     for learn in ({}, {"nstep_return": False, "nstep": 1}):
         cfg = {**config_of("ppo_offpolicy"), "nstep_return": False, "learn": learn}
-        assert "nstep_return" not in create_policy(cfg).cfg
+        assert create_policy(cfg).cfg.nstep_return is False
     for given in ({"nstep_return": True}, {"learn": {"nstep_return": True}}):
         with pytest.raises(
-            ConfigError, match=r"nstep_return must be False, got True; .*gae_lambda"
+            ConfigError, match=r"nstep_return=True of DI-engine is not here; .*gae_lambda"
         ):
             create_policy({**config_of("ppo_offpolicy"), **given})
 
@@ -98,9 +122,14 @@ def test_a_setting_under_its_own_name_wins():
 
 def test_workers_find_what_they_read_in_the_config_of_any_policy():
     for name in ("sac", "td3", "dqn"):
-        cfg = {**config_of(name), "random_collect_size": 7, "collect": {"unroll_len": 3}}
+        cfg = {
+            **config_of(name),
+            "random_collect_size": 7,
+            "collect": {"unroll_len": 3, "model_path": "expert.pth.tar"},
+        }
         found = create_policy(cfg).cfg
         assert (found.random_collect_size, found.collect.unroll_len) == (7, 3)
+        assert found.collect.model_path == "expert.pth.tar"
 
 
 @pytest.mark.parametrize(
@@ -149,9 +178,36 @@ def test_importance_weights_can_be_ignored(weighted, transitions):
 @pytest.mark.parametrize(
     ("name", "given", "own"),
     [
-        ("dqn", {"encoder_hidden_size_list": [8, 6]}, {"encoder_hidden_sizes": [8, 6]}),
+        (
+            "dqn",
+            {"encoder_hidden_size_list": [8, 6]},
+            {"encoder_hidden_sizes": [8, 6], "head_hidden_sizes": [6]},
+        ),
+        (
+            "c51",
+            {"encoder_hidden_size_list": [8, 6], "head_layer_num": 2},
+            {"encoder_hidden_sizes": [8, 6], "head_hidden_sizes": [6, 6]},
+        ),
+        (
+            "rainbow",
+            {"encoder_hidden_size_list": [8]},
+            {"encoder_hidden_sizes": [8], "head_hidden_sizes": [8]},
+        ),
+        (
+            "qrdqn",
+            {"encoder_hidden_size_list": [8], "head_hidden_size": 5},
+            {"encoder_hidden_sizes": [8], "head_hidden_sizes": [5]},
+        ),
         ("c51", {"n_atom": 11}, {"n_atoms": 11}),
+        (
+            "d4pg",
+            {"n_atom": 11, "action_space": "regression", "critic_head_hidden_size": 8,
+             "critic_head_type": "categorical"},
+            {"n_atoms": 11, "action_space": "continuous", "critic_hidden_sizes": [8, 8]},
+        ),
         ("qrdqn", {"num_quantiles": 5}, {"n_quantiles": 5}),
+        ("fqf", {"num_quantiles": 5, "quantile_embedding_size": 8},
+         {"n_quantiles": 5, "n_cosines": 8}),
         (
             "sac",
             {"twin_critic": True, "action_space": "reparameterization",
@@ -219,10 +275,26 @@ def test_images_have_their_convolutions_in_the_same_list():
     names = {name: tuple(one.shape) for name, one in theirs.eval_mode.state_dict()["model"].items()}
     assert names["encoder.convolutions.0.weight"] == (8, 4, 8, 8)
     assert names["encoder.linear.0.weight"][0] == 32
-    with pytest.raises(ConfigError, match="residual"):
-        create_policy(
-            {"type": "dqn", "model": {**shape, "encoder_hidden_size_list": [8, 16, 16, 16, 32]}}
-        )
+    assert names["head.0.weight"] == (32, 32)
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_three_sizes_for_an_image_are_convolutions_and_a_linear_layer(name):
+    model = {"obs_shape": [4, 84, 84], "action_shape": 3, "encoder_hidden_size_list": [8, 8, 24]}
+    policy = create_policy({"type": name, "model": model})
+    encoder = policy._model.encoder
+    assert [layer.out_channels for layer in encoder.convolutions[::2]] == [8, 8, 24]
+    assert encoder.linear.out_features == 24
+    assert policy.eval_mode.forward(torch.zeros(2, 4, 84, 84))["action"].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "word"), [([8, 16, 16, 16, 32], "1 residual"), ([8, 16], "too short")]
+)
+def test_an_encoder_that_no_network_has_is_refused(sizes, word):
+    model = {"obs_shape": [4, 84, 84], "action_shape": 3, "encoder_hidden_size_list": sizes}
+    with pytest.raises(ConfigError, match=word):
+        create_policy({"type": "dqn", "model": model})
 
 
 @pytest.mark.parametrize(

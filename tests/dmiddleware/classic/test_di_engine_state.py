@@ -125,7 +125,6 @@ def test_dqn_loads_a_checkpoint_of_di_engine(dueling, tmp_path, transitions, cap
     optimizer = trained(theirs, lambda q: q.square().mean())
     model = {
         "obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [16, 8], "dueling": dueling,
-        "head_hidden_size": 8,
     }  # fmt: skip
     policy = create_policy({"type": "dqn", "model": model})
     state = {

@@ -1,3 +1,4 @@
+import copy
 import re
 import threading
 import tracemalloc
@@ -318,6 +319,36 @@ def test_the_buffer_is_locked_while_its_rows_are_shared():
         assert len(block["columns"].content()["x"]) == len(buffer) == 3
     pusher.join(10)
     assert len(buffer) == 4
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_deep_copy_is_independent_and_draws_the_same(name):
+    collector = Collector(3, seed=1)
+    batches = [
+        as_batch([row for step in collector.rows(8) for row in step], (8, 3)) for _ in range(3)
+    ]
+    original = build(name, 0)
+    empty = copy.deepcopy(original)
+    original.push(batches[0])
+    copied = copy.deepcopy(original)
+    for pushed in batches[1:]:
+        for buffer in (original, copied):
+            buffer.push(pushed)
+        samples = [buffer.sample(4) for buffer in (original, copied)]
+        assert equal(*samples)
+        if "weight" in samples[0]:
+            for buffer in (original, copied):
+                buffer.update_priority(samples[0]["index"], [0.1, 2.0, 3.0, 0.5])
+    copied.clear()
+    assert (len(original), len(empty)) == (50, 0)
+
+
+def test_a_buffer_in_files_cannot_be_copied(tmp_path):
+    with (
+        TensorBuffer(10, storage=tmp_path / "rows") as buffer,
+        pytest.raises(TypeError, match="state_dict"),
+    ):
+        copy.deepcopy(buffer)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -5,8 +5,15 @@ import sys
 import psutil
 import pytest
 
+from tests.warm_process import warm_up
+
 # The envs that the tests use must have a name that other processes can import.
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def processes_of_envs_are_warm(warm_processes):
+    """Starts the processes of envs in a tenth of the time."""
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +26,7 @@ def only_new_objects_are_collected():
 @pytest.fixture
 def leaves_nothing_behind(only_new_objects_are_collected):
     """Checks that a test leaves no process, file descriptor or shared memory."""
+    warm_up()
     gc.collect()
     process = psutil.Process()
     n_fds = process.num_fds()

@@ -255,7 +255,7 @@ def heeds_ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.usefixtures("heeds_ctrl_c", "new_processes")
 def test_ctrl_c_in_a_step_stops_the_processes():
     interrupting = functools.partial(Fragile, how="interrupt", at=2)
     manager = managed(Walk, interrupting, close_timeout_s=0.3)

@@ -3,7 +3,7 @@ import sys
 
 import numpy as np
 import pytest
-from optional import needed
+from optional import needed, skip_without
 
 from dmiddleware.env import EnvPoolManager, make_env_manager
 from dmiddleware.errors import ConfigError, EnvStateError, RegistryError, StructureError
@@ -11,7 +11,7 @@ from dmiddleware.policy import DQNPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.seeding import derive_seed
 
-envpool = needed("envpool")
+skip_without("envpool")
 IDS = ["Pong-v5", "HalfCheetah-v4", "LunarLander-v2", "CheetahRun-v1"]
 
 
@@ -31,7 +31,7 @@ def by_env(rows, env_num):
 
 def literal_rows(seeds, n_steps, **options):
     """Step EnvPool itself, and leave out the rows of the steps in which it resets."""
-    pool = envpool.make(
+    pool = needed("envpool").make(
         "CartPole-v1", env_type="gymnasium", num_envs=len(seeds), seed=seeds, **options
     )
     obs, _ = pool.reset()
@@ -212,7 +212,7 @@ def test_an_error_in_envpool_closes_the_manager(monkeypatch):
         def interrupt(*args):
             raise KeyboardInterrupt
 
-        pool = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=1)
+        pool = needed("envpool").make("CartPole-v1", env_type="gymnasium", num_envs=1)
         monkeypatch.setattr(type(pool), "step", interrupt)
         manager.step(np.zeros(3, int))
     assert manager.closed

@@ -159,6 +159,36 @@ def test_envs_registered_in_this_program_work_in_other_processes(monkeypatch):
         assert manager.step(np.zeros(1, int)).truncated.all()
 
 
+class Sized(Walk):
+    def __init__(self, length=3):
+        super().__init__()
+        self.length = length
+
+
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.process)])
+def test_each_env_may_have_a_function_of_its_own(mode):
+    makers = [functools.partial(Sized, length) for length in (2, 5, 3)]
+    with make_env_manager(makers, env_num=3, mode=mode) as envs:
+        assert envs.get_attr("length") == [2, 5, 3]
+    with make_env_manager(envs.settings, seed=1, mode="sync") as again:
+        assert again.get_attr("length") == [2, 5, 3]
+
+
+def test_a_function_of_each_env_is_called_once():
+    lengths = iter((2, 5))
+    with make_env_manager([lambda: Sized(next(lengths))] * 2, env_num=2) as envs:
+        assert envs.get_attr("length") == [2, 5]
+
+
+def test_a_list_of_functions_has_one_for_each_env():
+    with pytest.raises(ConfigError, match="2 functions, but env_num is 3"):
+        make_env_manager([Sized, Sized], env_num=3)
+    with pytest.raises(ConfigError, match="mode='sync'"):
+        make_env_manager([Sized, Sized], env_num=2, mode="vector")
+    with pytest.raises(ConfigError, match=r"list of such functions, got \[\]"):
+        make_env_manager([], env_num=1)
+
+
 @pytest.mark.parametrize("env_num", [0, -1, 1.5, "2", True])
 @pytest.mark.parametrize("mode", ["sync", "async", "vector"])
 def test_the_number_of_envs_is_a_positive_integer(env_num, mode):

@@ -11,12 +11,14 @@ from types import TracebackType
 
 import psutil
 
+from tests.warm_process import WarmProcess
+
 __all__ = ["DITASK", "node_processes", "start", "write_key"]
 
 DITASK = [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()"]
 
 
-class _Ditask(subprocess.Popen[str]):
+class _Ditask(WarmProcess):
     """A process that is killed if its ``with`` block fails, instead of being waited for."""
 
     def __exit__(

@@ -18,7 +18,11 @@ from dmiddleware.launch import launch
 from tests.variants import mostly_slow
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(120),
+    pytest.mark.usefixtures("warm_processes"),
+]
 
 # Without a main guard, and with what the function needs outside of it.
 PROGRAM = """

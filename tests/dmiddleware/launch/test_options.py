@@ -63,6 +63,7 @@ def test_what_a_run_records_of_the_options_gives_the_same_options() -> None:
         protocol="tcp",
         resources={"learner": {"gpu": 1.0, "cpu": 4.0}, "collector": {"cpu": 0.5}},
         hang_timeout=600.0,
+        ding=True,
         max_restarts=9,
         platform="slurm",
         platform_spec=PlatformSpec(roles=("learner=1", "collector=2")),
@@ -74,7 +75,7 @@ def test_what_a_run_records_of_the_options_gives_the_same_options() -> None:
         word
         for name, one in texts.items()
         for text in (one if isinstance(one, list) else [one])
-        for word in (f"--{name.replace('_', '-')}", text)
+        for word in (f"--{name.replace('_', '-')}", *([] if text is True else [str(text)]))
     ]
     given = ditask.make_context("ditask", ["--main", MAIN, "--env", *options.env, *words]).params
     del given["arguments"]

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import (
     CategoricalQNetwork,
+    FractionQuantileQNetwork,
     ImplicitQuantileQNetwork,
     QNetwork,
     QuantileQNetwork,
@@ -16,7 +17,13 @@ from dmiddleware.model import (
     obs_shape_of,
 )
 
-NETWORKS = [QNetwork, CategoricalQNetwork, QuantileQNetwork, ImplicitQuantileQNetwork]
+NETWORKS = [
+    QNetwork,
+    CategoricalQNetwork,
+    QuantileQNetwork,
+    ImplicitQuantileQNetwork,
+    FractionQuantileQNetwork,
+]
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -215,6 +222,27 @@ def test_an_implicit_quantile_network_has_fixed_fractions_of_its_own(lead):
     assert output["quantiles"].shape == (*lead, 3, 5)
     given = network(obs, tau=output["tau"].expand(*lead, 5))
     torch.testing.assert_close(given["quantiles"], output["quantiles"])
+
+
+@pytest.mark.parametrize("lead", [(), (8,), (3, 8)], ids=str)
+def test_a_fraction_quantile_network_proposes_fractions(lead):
+    network = FractionQuantileQNetwork(4, 3, n_quantiles=5)
+    torch.nn.init.normal_(network.proposal.weight)
+    output = network(torch.randn(*lead, 4), with_edges=True)
+    fractions, quantiles = output["fractions"], output["quantiles"]
+    assert fractions.shape == (*lead, 6)
+    assert (fractions.diff() > 0).all()
+    torch.testing.assert_close(fractions[..., [0, -1]], torch.tensor([0.0, 1.0]).expand(*lead, 2))
+    torch.testing.assert_close(output["tau"], (fractions[..., 1:] + fractions[..., :-1]) / 2)
+    assert output["edges"].shape == (*lead, 3, 4)
+    weighted = sum(fractions.diff()[..., None, i] * quantiles[..., i] for i in range(5))
+    torch.testing.assert_close(output["logit"], weighted)
+
+
+def test_a_fraction_quantile_network_starts_with_about_equal_intervals():
+    fractions = FractionQuantileQNetwork(4, 3, n_quantiles=4)(torch.randn(9, 4))["fractions"]
+    wanted = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]).expand(9, 5)
+    torch.testing.assert_close(fractions, wanted, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("option", ["n_cosines", "n_quantiles"])

@@ -27,14 +27,18 @@ from dmiddleware.policy import (
     BCQPolicy,
     C51Policy,
     CQLPolicy,
+    D4PGPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
+    DiscreteCQLPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
     EDACPolicy,
+    FQFPolicy,
     IMPALAPolicy,
     IQLPolicy,
     IQNPolicy,
+    MDQNPolicy,
     OffPolicyPPOPolicy,
     PGPolicy,
     PPOPolicy,
@@ -43,6 +47,7 @@ from dmiddleware.policy import (
     RainbowPolicy,
     RecurrentPPOPolicy,
     SACPolicy,
+    SQLPolicy,
     TD3BCPolicy,
     TD3Policy,
     TQCPolicy,
@@ -52,12 +57,24 @@ from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.settings import plain_values
 from tests.dmiddleware.policy.drawn_envs import Drawn
 
-VALUE_BASED = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy, R2D2Policy]
+VALUE_BASED = [
+    DQNPolicy,
+    SQLPolicy,
+    MDQNPolicy,
+    C51Policy,
+    QRDQNPolicy,
+    IQNPolicy,
+    FQFPolicy,
+    DiscreteCQLPolicy,
+    RainbowPolicy,
+    R2D2Policy,
+]
 DISCRETE = [*VALUE_BASED, DiscreteSACPolicy]
 CONTINUOUS = [
     SACPolicy,
     TD3Policy,
     DDPGPolicy,
+    D4PGPolicy,
     TQCPolicy,
     TD3BCPolicy,
     CQLPolicy,

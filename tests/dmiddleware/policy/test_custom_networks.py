@@ -16,6 +16,7 @@ from dmiddleware.policy import (
     A2CPolicy,
     BCPolicy,
     CQLPolicy,
+    D4PGPolicy,
     DDPGPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
@@ -101,6 +102,14 @@ class Of(nn.Module):
             self.add_module(name, module)
 
 
+class WithSupport(Of):
+    """Submodules, and the returns that the atoms of a critic stand for."""
+
+    def __init__(self, **submodules: nn.Module) -> None:
+        super().__init__(**submodules)
+        self.register_buffer("support", torch.linspace(-1000.0, 1000.0, 5))
+
+
 def gaussian() -> nn.Module:
     return Outputs(mu=N_ACTIONS, sigma=N_ACTIONS)
 
@@ -111,6 +120,7 @@ NETWORKS: dict[Any, Callable[[], nn.Module]] = {
     TQCPolicy: lambda: Of(actor=gaussian(), critic=Critics(5, 25)),
     TD3Policy: lambda: Of(actor=Outputs(mu=N_ACTIONS), critic=Critics(2)),
     TD3BCPolicy: lambda: Of(actor=Outputs(mu=N_ACTIONS), critic=Critics(2)),
+    D4PGPolicy: lambda: WithSupport(actor=Outputs(mu=N_ACTIONS), critic=Critics(1, 5)),
     DDPGPolicy: lambda: Of(actor=Outputs(mu=N_ACTIONS), critic=Critics(1)),
     IQLPolicy: lambda: Of(actor=gaussian(), critic=Critics(2), value=Value()),
     DiscreteSACPolicy: lambda: Of(actor=Outputs(logit=N_CHOICES), critic=ChoiceCritics()),

@@ -18,16 +18,20 @@ from dmiddleware.policy import (
     C51Policy,
     Component,
     CQLPolicy,
+    D4PGPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
+    DiscreteCQLPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
     EDACPolicy,
+    FQFPolicy,
     IMPALAPolicy,
     IPPOPolicy,
     IQLPolicy,
     IQNPolicy,
     MAPPOPolicy,
+    MDQNPolicy,
     ObsNormSettings,
     Policy,
     PPOPolicy,
@@ -37,6 +41,7 @@ from dmiddleware.policy import (
     RainbowPolicy,
     RecurrentPPOPolicy,
     SACPolicy,
+    SQLPolicy,
     TD3BCPolicy,
     TD3Policy,
     TDPolicy,
@@ -49,8 +54,19 @@ from dmiddleware.tree import leaves
 from middleware.advantage import AdvantageEstimator
 from tests.dmiddleware.policy import every_policy, test_qmix, test_r2d2
 
-PLAIN = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy, DiscreteSACPolicy]
-CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, TD3Policy]
+PLAIN = [
+    DQNPolicy,
+    SQLPolicy,
+    MDQNPolicy,
+    C51Policy,
+    QRDQNPolicy,
+    IQNPolicy,
+    FQFPolicy,
+    DiscreteCQLPolicy,
+    RainbowPolicy,
+    DiscreteSACPolicy,
+]
+CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, D4PGPolicy, TD3Policy]
 OFFLINE = [CQLPolicy, TD3BCPolicy, BCQPolicy, EDACPolicy]
 TEAMS = [VDNPolicy, QMIXPolicy]
 

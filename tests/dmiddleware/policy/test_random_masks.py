@@ -17,6 +17,7 @@ from dmiddleware.model import (
     ActorCritic,
     CategoricalQNetwork,
     DiscreteActorQ,
+    FractionQuantileQNetwork,
     ImplicitQuantileQNetwork,
     QNetwork,
     QuantileQNetwork,
@@ -27,12 +28,16 @@ from dmiddleware.model import (
 from dmiddleware.policy import (
     BCPolicy,
     C51Policy,
+    DiscreteCQLPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    FQFPolicy,
     IQNPolicy,
+    MDQNPolicy,
     PPOPolicy,
     QRDQNPolicy,
     RainbowPolicy,
+    SQLPolicy,
 )
 
 N_ROWS, N_ACTIONS, N_FEATURES = 10_000, 6, 3
@@ -62,7 +67,7 @@ class Tempted(torch.nn.Module):
         super().__init__()
         self.network = network
         self.action_parts = network.action_parts
-        for name in ("support", "n_noise", "n_quantiles"):
+        for name in ("support", "n_noise", "n_quantiles", "proposal"):
             if hasattr(network, name):
                 setattr(self, name, getattr(network, name))
 
@@ -121,6 +126,8 @@ DIVERGENCE = 1.5
 CASES = [
     Case(DQNPolicy, tempted(QNetwork), SINGLE, {"eps": 0.5}, {"double": True}),
     Case(DQNPolicy, tempted(QNetwork), SHIFTED, {"eps": 0.5}, {"double": False}),
+    Case(SQLPolicy, tempted(QNetwork), SINGLE, {"eps": 0.5}, {}),
+    Case(MDQNPolicy, tempted(QNetwork), SINGLE, {"eps": 0.5}, {}),
     *(
         Case(
             C51Policy,
@@ -139,6 +146,13 @@ CASES = [
         {"eps": 0.5},
         {"double": False},
     ),
+    Case(
+        DiscreteCQLPolicy,
+        tempted(QuantileQNetwork, n_quantiles=4),
+        SINGLE,
+        {"eps": 0.5},
+        {},
+    ),
     *(
         Case(
             IQNPolicy,
@@ -148,6 +162,13 @@ CASES = [
             {"double": is_double},
         )
         for space, is_double in ((SINGLE, True), (SHIFTED, False))
+    ),
+    Case(
+        FQFPolicy,
+        tempted(FractionQuantileQNetwork, n_quantiles=4),
+        SINGLE,
+        {"eps": 0.5},
+        {"double": False},
     ),
     Case(
         RainbowPolicy,

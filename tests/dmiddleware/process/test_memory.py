@@ -42,7 +42,7 @@ def new_pages(how: str) -> int:
 
 @pytest.mark.process
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc adapts")
-@pytest.mark.parametrize("how", ["call", "learn"])
+@pytest.mark.parametrize("how", [pytest.param("call", marks=pytest.mark.slow), "learn"])
 def test_freed_memory_is_used_again(how: str) -> None:
     # Without it, the process usually takes all 184,320 pages again.
     assert new_pages(how) < 20_000

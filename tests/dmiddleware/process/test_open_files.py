@@ -33,7 +33,7 @@ PROGRAM = """
         Router(node_id=0, listen="tcp://127.0.0.1:0", key=bytes(range(32))).__enter__()
 
     if __name__ == "__main__":
-        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
         {what}()
 """
 
@@ -47,7 +47,7 @@ def test_a_process_without_descriptors_says_what_to_do(what, tmp_path):
     )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert "too many files and sockets open (its limit is 40, and " in last
+    assert "too many files and sockets open (its limit is 20, and " in last
     assert "ulimit -n" in last
     assert "of env" in last if what == "processes" else "could not" in last
 

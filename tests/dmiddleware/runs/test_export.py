@@ -24,13 +24,13 @@ from dmiddleware.launch.cli import ditask
 from dmiddleware.policy import BCSettings, DQNPolicy, PPOPolicy, RecurrentPPOPolicy, SACPolicy
 from dmiddleware.rollout import ActingPolicy
 from dmiddleware.runs import export_policy, write_model_card
+from tests.dmiddleware.env.optional import skip_without
 from tests.dmiddleware.policy.every_policy import EVERY, env_for, made
 from tests.dmiddleware.runs.test_saved_policy import changed, saved
 from tests.variants import mostly_slow
 
-if "CI" not in os.environ:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
+skip_without("onnxruntime")
+skip_without("onnxscript")
 pytestmark = pytest.mark.skipif(
     torch.torch_version.TorchVersion(torch.__version__) < "2.13",
     reason="the exporters of older versions of torch differ",

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import mannwhitneyu, ttest_ind
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.runs.statistics import (
@@ -70,6 +69,8 @@ def test_the_same_seed_gives_the_same_interval() -> None:
 
 
 def test_the_probability_of_improvement_is_the_share_of_pairs_with_ties_as_half() -> None:
+    from scipy.stats import mannwhitneyu
+
     mine, theirs = np.array([1.0, 2.0, 3.0]), np.array([2.0, 0.0])
     found = probability_of_improvement([mine], [theirs])
     assert found.value == pytest.approx(mannwhitneyu(mine, theirs).statistic / 6)
@@ -122,6 +123,8 @@ def test_the_difference_of_means_is_that_of_all_runs_with_its_interval() -> None
 
 
 def test_the_least_visible_difference_is_half_the_width_of_welchs_interval() -> None:
+    from scipy.stats import ttest_ind
+
     rng = np.random.default_rng(0)
     scores, others = rng.normal(5.0, 2.0, 4), rng.normal(5.0, 1.0, 7)
     interval = ttest_ind(scores, others, equal_var=False).confidence_interval()
@@ -145,6 +148,8 @@ def test_equal_learners_with_three_runs_are_told_apart_in_a_twentieth_of_the_cas
 def test_as_many_runs_as_are_named_show_the_difference_four_times_in_five(
     difference: float,
 ) -> None:
+    from scipy.stats import ttest_ind
+
     rng = np.random.default_rng(0)
     scores = np.array([-1.0, 0.0, 1.0])  # of variance 1
     n = runs_to_detect(scores + difference, scores)

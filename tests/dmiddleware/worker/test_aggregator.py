@@ -326,6 +326,7 @@ def test_infos_merge_by_key_as_their_kind_says():
 
 
 def test_learners_without_priorities_add_none():
+    assert merge_info(info=[{}, {}]) == {}
     merged = merge_info([{"priority_info": {}}, {"priority_info": {"priority": [1.0]}}])
     assert merged == {"priority_info": {"priority": [1.0]}}
     assert merge_info([{}, {}]) == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +23,9 @@ from dmiddleware.launch.cli import ditask
 from dmiddleware.policy import DQNPolicy, SACPolicy
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.worker import offline_run, read_config
+from dmiddleware.worker.commands import run_config
+from dmiddleware.worker.config_file import read_config_with_system
+from tests.dmiddleware.launch.ditask_process import DITASK
 from tests.variants import mostly_slow
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -138,6 +143,42 @@ def test_slips_on_the_command_line_are_told():
     found = CliRunner().invoke(ditask, ["classic", "-c", "typo.py"])
     assert found.exit_code == 1
     assert "update_per_collect" in found.output
+
+
+def test_a_config_for_several_processes_has_all_three_parts():
+    main, create, system = read_config_with_system(CONFIGS / "parallel_dqn_config.py")
+    assert main["exp_name"] == "parallel_dqn" and "comm_learner" in create
+    assert system["path_data"] == "./parallel_dqn/data"
+    assert read_config_with_system(CONFIGS / "cartpole_dqn_config.py")[2] is None
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("launch", [(), ("--roles", "coordinator=1,learner=1,collector=1")])
+def test_a_config_for_several_processes_runs_as_it_is(tmp_path, launch):
+    words = ["classic", "-c", str(CONFIGS / "parallel_dqn_config.py"), "-s", "0"]
+    done = subprocess.run(
+        [*DITASK, *launch, *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=110,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    (log,) = Path("parallel_dqn", "log", "commander").glob("*.txt")
+    assert "has reached stop_value 5" in log.read_text()
+    assert not list(Path("parallel_dqn").glob("data/**/*.safetensors*"))
+
+
+def test_slips_of_a_run_of_several_processes_are_told():
+    assert "--train-iter" in call("parallel_dqn", "--train-iter", "3").output
+    found = CliRunner().invoke(ditask, ["--parallel-workers", "2", "classic", "-s", "1"])
+    assert "name a config file after classic" in found.output
+    with pytest.raises(ConfigError, match="name a config file"):
+        run_config()
 
 
 def test_rows_of_other_files_are_refused(tmp_path):

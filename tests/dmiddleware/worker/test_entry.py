@@ -1,6 +1,7 @@
 """serial_run and compile_config, with real policies and environments."""
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,9 @@ def test_a_parallel_config_compiles_too():
         (main_config(learn={"learner": {"train_iteration": 3}}), CREATE, ConfigError, "iterations"),
         (main_config(learn={"learner": 3}), CREATE, ConfigError, "dictionary"),
         (main_config(), CREATE | {"policies": {}}, ConfigError, "policies"),
+        (main_config(), CREATE | {"reward_model": {"type": "rnd"}}, ConfigError, "RewardLearner"),
+        (main_config() | {"reward_model": {"type": "rnd"}}, CREATE, ConfigError, "RewardLearner"),
+        (main_config(reward_model={"type": "rnd"}), CREATE, ConfigError, "RewardLearner"),
         (main_config(), CREATE | {"env": "CartPole-v1"}, ConfigError, "create.env"),
         (main_config(), CREATE | {"policy": {"type": "dqm"}}, RegistryError, "dqn"),
         (main_config(), CREATE | {"policy": {}}, ConfigError, "type"),
@@ -486,7 +490,6 @@ def test_misspelled_keys_of_the_create_config_are_refused(path, near):
     ("path", "value", "word"),
     [
         ("env__frame_stack", 4, "wrappers"),
-        ("env__norm_obs", {"use_norm": True}, "obs_norm"),
         ("env__norm_reward", {"use_norm": True}, "reward_norm"),
         ("env__rew_clip", True, "env.kwargs"),
         ("env__collector_env_num", 0, "env.collector_env_num"),
@@ -504,12 +507,54 @@ def test_keys_that_are_off_are_accepted():
     compile_config(main, changed(CREATE_CARTPOLE_DQN, env_manager=manager))
 
 
-def test_an_algorithm_that_learns_from_sequences_is_refused():
+def test_normalization_of_an_env_becomes_that_of_the_policy():
+    main = changed(CARTPOLE_DQN, env__norm_obs={"use_norm": True})
+    cfg = compile_config(main, CREATE_CARTPOLE_DQN)
+    assert cfg.policy.obs_norm is True
+    assert "norm_obs" not in cfg.env
+
+
+def test_an_algorithm_that_learns_from_whole_rollouts_is_refused():
     main = main_config(learn={"batch_size": 4})
     del main["policy"]["learn"]["update_per_collect"]
-    for name in ("r2d2", "impala"):
-        with pytest.raises(ConfigError, match="sequences"):
-            serial_run(main, {**CREATE, "policy": {"type": name}}, max_train_iter=1)
+    create = {**CREATE, "policy": {"type": "ppo_recurrent"}}
+    with pytest.raises(ConfigError, match="sequences"):
+        serial_run(main, create, max_train_iter=1)
+
+
+def sequence_config(**policy):
+    main = main_config(learn={"batch_size": 4, "update_per_collect": 2})
+    main["policy"] |= {"unroll_len": 5, **policy}
+    main["policy"]["collect"] = {"n_sample": 4}
+    return main
+
+
+def test_r2d2_learns_from_prioritized_sequences():
+    main = sequence_config(priority=True, burnin_step=2, nstep=2)
+    policy = serial_run(main, {**CREATE, "policy": {"type": "r2d2"}}, max_train_iter=4)
+    assert policy.get_attribute("train_iter") >= 4
+
+
+def test_impala_drops_lanes_that_it_has_learned_from_often_enough(monkeypatch):
+    shapes = []
+    train = BaseLearner.train
+
+    def noted(learner, batch, *args, **kwargs):
+        shapes.append(tuple(batch["done"].shape))
+        return train(learner, batch, *args, **kwargs)
+
+    monkeypatch.setattr(BaseLearner, "train", noted)
+    main = sequence_config(other={"replay_buffer": {"max_use": 1}})
+    create = {**CREATE, "policy": {"type": "impala"}, "replay_buffer": {"type": "advanced"}}
+    serial_run(main, create, max_train_iter=2)
+    # Four lanes of five steps come with each collection, and one update uses all of them.
+    assert shapes == [(5, 4), (5, 4)]
+
+
+def test_a_buffer_of_episodes_is_refused():
+    create = {**CREATE, "replay_buffer": {"type": "episode"}}
+    with pytest.raises(ConfigError, match="episodes"):
+        serial_run(main_config(), create, max_train_iter=1)
 
 
 def test_each_evaluation_is_recorded_in_the_replay_path():
@@ -533,6 +578,59 @@ def test_a_run_shows_its_progress_on_the_screen(capsys):
 def test_both_configs_in_one_argument_name_the_remedy():
     with pytest.raises(ConfigError, match="serial_run"):
         serial_run((CARTPOLE_DQN, CREATE_CARTPOLE_DQN))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "word"),
+    [
+        ("env.n_bits", 4, "env: n_bits, desc"),
+        ("policy.other.her", {"her_strategy": "future"}, r"other.her \("),
+        ("policy.other.replay_buffer.sliced", True, r"replay_buffer.*sliced \("),
+        ("policy.collect.collector.get_train_sample", True, r"collector.*get_train_sample \("),
+    ],
+)
+def test_keys_of_di_engine_that_mean_nothing_here_are_kept_with_one_warning(
+    path, value, word, caplog
+):
+    cfg = main_config()
+    *sections, key = path.split(".")
+    section = cfg
+    for name in sections:
+        section = section.setdefault(name, {})
+    section[key] = value
+    if key == "n_bits":
+        section["desc"] = None
+    compiled = compile_config(cfg, CREATE)
+    kept = compiled
+    for name in (*sections, key):
+        kept = kept[name]
+    assert kept == value
+    warnings = [record.getMessage() for record in caplog.records if key in record.getMessage()]
+    assert len(warnings) == 1
+    assert re.search(word, warnings[0])
+
+
+def test_a_misspelled_key_of_the_env_is_refused():
+    cfg = main_config()
+    cfg["env"]["collector_env_nums"] = 3
+    with pytest.raises(ConfigError, match="collector_env_num"):
+        compile_config(cfg, CREATE)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("kind", ["dqn", "own"])
+def test_cuda_without_a_gpu_falls_back_with_a_warning(kind, caplog):
+    class Own(Policy):
+        def _forward_eval(self, data):
+            return {}
+
+    if kind == "own":
+        policy = Own({"cuda": True}, torch.nn.Linear(1, 1), enable_field=["eval"])
+    else:
+        policy = create_policy(compile_config(main_config(cuda=True), CREATE).policy)
+        assert policy.policy.cfg.cuda is False
+    assert (policy._device, policy._cuda, policy.cfg.cuda) == ("cpu", False, False)
+    assert "cuda=True has no effect" in caplog.text
 
 
 def test_policy_gradient_learns_from_the_samples_of_whole_episodes():

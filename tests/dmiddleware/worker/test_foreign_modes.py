@@ -16,6 +16,7 @@ from dmiddleware.classic import (
     as_learn_mode,
     create_policy,
 )
+from dmiddleware.classic.modes import spec_attribute
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
@@ -265,6 +266,31 @@ class ClassicModes:
             self._forward_eval, self._reset_eval, self._get_attribute, self._set_attribute,
             self._state_dict_eval, self._load_state_dict_eval,
         )  # fmt: skip
+
+
+def modes_by_hand(get_attribute):
+    def function(*args, **kwargs):
+        return {"total_loss": 0.0}
+
+    for build, names in (
+        (Policy.learn_function, LEARN),
+        (Policy.collect_function, COLLECT),
+        (Policy.eval_function, EVAL),
+    ):
+        functions = [get_attribute if name == "get_attribute" else function for name in names]
+        yield build(*functions)
+
+
+def test_a_mode_built_by_hand_knows_what_its_attributes_say(tmp_path):
+    for mode in modes_by_hand(Program(KeyError).get_attribute):
+        assert spec_attribute(mode.spec, "batch_size") == 4
+        assert spec_attribute(mode.spec, "n_sample") == 8
+    learn, *_ = modes_by_hand({"batch_size": 2}.__getitem__)
+    with BaseLearner({"train_iterations": 1}, learn, exp_name=str(tmp_path)) as learner:
+        learner.get_data = lambda batch_size: [lambda: {"obs": 0.0}] * batch_size
+        learner.setup_dataloader()
+        learner.start()
+        assert learner.train_iter == 1
 
 
 class ClassicTuples:

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from dmiddleware.errors import ConfigError
+from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.pipeline import CurrentNode, running_as
 from dmiddleware.worker import PROCESS_ROLE_REGISTRY, classic_run
 from dmiddleware.worker.errors import CoordinatorError
@@ -15,7 +15,7 @@ MAIN = {"exp_name": "exp", "env": {"id": "CartPole-v1"}, "policy": {"type": "dqn
 
 def test_the_router_needs_a_run_of_several_processes():
     with pytest.raises(ConfigError, match="ditask --roles coordinator=1"):
-        classic_run(MAIN)
+        classic_run(MAIN, {"communication": "router"})
 
 
 def test_flask_starts_its_workers_itself():
@@ -54,6 +54,20 @@ def test_the_role_is_the_one_that_ditask_has_given():
 def test_an_unusable_system_config_is_refused(system, word):
     with pytest.raises(ConfigError, match=word):
         classic_run(MAIN, system)
+
+
+def test_what_to_create_may_be_in_a_config_of_its_own():
+    main = {"exp_name": "exp", "env": {}, "policy": {}}
+    create = {
+        "env": {"type": "CartPole-v1"},
+        "policy": {"type": "dqn", "import_names": ["json"]},
+        "commander": {"type": "no_such_name"},
+    }
+    with (
+        running_as(CurrentNode(roles=("coordinator",))),
+        pytest.raises(RegistryError, match="no_such_name"),
+    ):
+        classic_run(main, create=create)
 
 
 @pytest.mark.process

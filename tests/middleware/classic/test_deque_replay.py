@@ -13,18 +13,22 @@ from dmiddleware.classic.buffer_middleware import (
     use_time_check,
 )
 from dmiddleware.data import PrioritySampler, index_rows, to_dict
+from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ChainError, ConfigError
 from dmiddleware.pipeline import middleware
-from dmiddleware.policy import DQNPolicy
+from dmiddleware.policy import DQNPolicy, R2D2Policy
 from dmiddleware.rl import Schedule
 from middleware import (
+    EpsGreedyHandler,
     OffPolicyLearner,
     OnlineRLContext,
+    StepCollector,
     data_pusher,
     priority_calculator,
     termination_checker,
 )
 from middleware.classic import offpolicy_data_fetcher, trainer
+from tests.dmiddleware.data.collecting import Collector, as_batch
 from tests.middleware.classic.fresh_rows import fresh
 from tests.middleware.replay_rows import FORMS, rows, write
 from tests.middleware.small_dqn import filled, priorities_in_two_halves, small, transitions
@@ -76,6 +80,90 @@ def test_deque_buffer_stores_whole_episodes(run_steps: Any) -> None:
     replay = DequeReplay(buffer, whole_episodes=True)
     run_steps(write(episodes=[rows(3), rows(5)]), data_pusher(replay, what="episodes"))
     assert [len(item.data["done"]) for item in buffer] == [3, 5]
+
+
+def test_episodes_and_rows_are_stored_as_they_come(run_steps: Any) -> None:
+    replay = DequeReplay(DequeBuffer(100, seed=0))
+    run_steps(write(trajectories=rows(2, 2)), data_pusher(replay))
+    run_steps(write(episodes=[rows(3), rows(5)]), data_pusher(replay, what="episodes"))
+    assert [item.data["done"].numel() for item in replay.buffer] == [1, 1, 1, 1, 3, 5]
+    flat = DequeReplay(DequeBuffer(100, seed=0), whole_episodes=False)
+    run_steps(write(episodes=[rows(3)]), data_pusher(flat, what="episodes"))
+    assert len(flat) == 3
+
+
+@pytest.mark.parametrize("burn_in", [0, 2])
+def test_sequences_of_one_episode_each_are_sampled(burn_in: int) -> None:
+    replay = DequeReplay(DequeBuffer(500, seed=0), unroll_len=3)
+    replay.bind(n_step=1, discount=0.9, burn_in=burn_in, start_columns=("state",))
+    collector, learned, collected = Collector(3, seed=1), [], set()
+    for _ in range(6):
+        batch = as_batch([row for step in collector.rows(5) for row in step], (5, 3))
+        batch["place"] = batch["obs"]["both"]
+        batch["state"] = batch["place"].float()
+        collected |= {tuple(place) for place in batch["place"].flatten(0, 1).tolist()}
+        replay.push(batch)
+    drawn = replay.sample_ahead(len(replay), at_most=1)[0]
+    assert drawn["mask"].shape == drawn["reward"].shape == (3 + burn_in, len(replay))
+    for number in range(len(replay)):
+        n_rows = int(drawn["mask"][:, number].sum())
+        places = drawn["place"][:n_rows, number].tolist()
+        episode, first = places[0]
+        assert places == [[episode, first + step] for step in range(n_rows)]
+        assert first % 3 == 0
+        assert n_rows > burn_in
+        assert drawn["state"][number].tolist() == [episode, first]
+        learned += [tuple(place) for place in places[burn_in:]]
+    assert len(set(learned)) == len(learned)
+    assert set(learned) <= {place for place in collected if place[1] >= burn_in}
+    assert len(learned) > len(collected) / 4
+
+
+def test_r2d2_learns_from_a_deque_buffer(run_steps: Any) -> None:
+    with make_env_manager("CartPole-v1", env_num=2, seed=0) as envs:
+        policy = R2D2Policy.for_env(envs, burn_in=2, batch_size=4, seed=0)
+        replay = DequeReplay(DequeBuffer(200, seed=0), unroll_len=4)
+        ctx = run_steps(
+            EpsGreedyHandler(0.5),
+            StepCollector(policy, envs, n_sample=40),
+            data_pusher(replay),
+            OffPolicyLearner(policy, replay, update_per_collect=2),
+            n_steps=2,
+        )
+    assert ctx.train_iter == 4
+    assert next(iter(replay.buffer)).data["obs"].shape == (6, 4)
+
+
+def test_a_buffer_of_rows_says_what_holds_sequences() -> None:
+    replay = DequeReplay(DequeBuffer(10))
+    with pytest.raises(ConfigError, match=r"DequeReplay\(buffer, unroll_len"):
+        replay.bind(n_step=1, discount=0.9, burn_in=2, start_columns=())
+    with pytest.raises(ConfigError, match="exclude each other"):
+        DequeReplay(DequeBuffer(10), whole_episodes=True, unroll_len=3)
+    with pytest.raises(ConfigError, match="unroll_len must be"):
+        DequeReplay(DequeBuffer(10), unroll_len=0)
+
+
+def test_sequences_continue_after_a_resume() -> None:
+    def made() -> DequeReplay:
+        replay = DequeReplay(DequeBuffer(500, seed=0), unroll_len=3)
+        replay.bind(n_step=1, discount=0.9, burn_in=1, start_columns=())
+        return replay
+
+    collector = Collector(2, seed=1)
+    batches = [
+        as_batch([row for step in collector.rows(5) for row in step], (5, 2)) for _ in range(4)
+    ]
+    whole, stopped, resumed = made(), made(), made()
+    for batch in batches:
+        whole.push(batch)
+    for batch in batches[:2]:
+        stopped.push(batch)
+    resumed.load_state_dict(stopped.state_dict())
+    for batch in batches[2:]:
+        resumed.push(batch)
+    one, two = (replay.sample_ahead(6, at_most=1)[0] for replay in (whole, resumed))
+    assert all(torch.equal(one[name], two[name]) for name in ("reward", "mask", "index"))
 
 
 def test_deque_buffer_is_learned_from_like_any_other(run_steps: Any, dqn: DQNPolicy) -> None:

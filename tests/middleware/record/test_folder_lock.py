@@ -160,6 +160,7 @@ def held(run: RunFolder) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("new_processes")  # it waits for its child without taking the exit code
 def test_another_process_is_refused_and_a_killed_one_replaced_at_once(run: RunFolder) -> None:
     uses: list[Callable[[], Any]] = [
         lambda: RunFolder.create(run.name, root=run.path.parent, resume=True),

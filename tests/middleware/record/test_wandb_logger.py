@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Any
 import pytest
 
 from middleware import RunFolder, WandbLogger
+from tests.dmiddleware.env.optional import skip_without
 from tests.middleware.tracked_training import train_tracked
 from tests.waiting import wait_until
 
-if "CI" not in os.environ:
-    pytest.importorskip("wandb")
+skip_without("wandb")
 
 pytestmark = pytest.mark.process
 

@@ -41,7 +41,7 @@ WINDOW_S: Final = 60.0
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
 _HEADER: Final = re.compile(
-    r"HMAC (?P<node>[A-Za-z0-9_.-]{1,100}:[0-9]{1,9}:[A-Za-z0-9_.-]{1,100}) "
+    r"HMAC (?P<node>[A-Za-z0-9_.-]{1,100}:[0-9]{1,10}:[A-Za-z0-9_.-]{1,100}) "
     r"(?P<nonce>[0-9a-f]{32}) (?P<time>[0-9]{1,12}\.[0-9]{3}) (?P<body_hash>[0-9a-f]{64})"
     r"(?P<mac>[0-9a-f]{64})",
     re.ASCII,
@@ -72,8 +72,8 @@ class HttpNode:
                 raise ConfigError(
                     f"a run id must have 1 to 100 letters, digits, '_', '.' and '-', got {name!r}"
                 )
-        if type(self.channel) is not int or not 0 <= self.channel < 10**9:
-            raise ConfigError(f"channel must be an integer from 0 to 10⁹ - 1, got {self.channel!r}")
+        if type(self.channel) is not int or not 0 <= self.channel < 2**31:
+            raise ConfigError(f"channel must be an integer from 0 to 2³¹ - 1, got {self.channel!r}")
 
     def __str__(self) -> str:
         return f"{self.run_id}:{self.channel}:{self.uid}"

@@ -521,11 +521,64 @@ def test_transitions_become_tensors_and_share_their_observations():
     assert shared[0]["next_obs"] is shared[1]["obs"]
     assert shared[1]["next_obs"] is not shared[2]["obs"]  # the episode ends between them
     assert shared[2]["next_obs"].tolist() == [3.0, 3.0]
-    assert shared[0]["obs"].dtype == shared[0]["reward"].dtype == torch.float32
-    assert shared[0]["action"].dtype == shared[0]["level"].dtype == torch.int64
-    assert shared[1]["done"].dtype == shared[1]["lost"].dtype == torch.bool
+    assert shared[0]["obs"].dtype == torch.float32
+    for name in ("reward", "action", "done", "level", "lost"):
+        assert type(shared[1][name]) is type(data[1][name])
+        assert shared[1][name] == data[1][name]
     assert shared[0]["extra"]["mask"].dtype == torch.bool
     assert shared[0]["name"] == "kept"
     apart = to_tensor_transitions(data, shallow_copy_next_obs=False)
     assert apart[0]["next_obs"] is not apart[1]["obs"]
     assert apart[0]["next_obs"].tolist() == [1.0, 1.0]
+
+
+class EveryOther(ISerialCollector):
+    """Written against the interface only, with the methods that it names."""
+
+    def __init__(self, cfg=None, env=None, policy=None, **kwargs):
+        self._given, self._steps_made = (env, policy), 0
+
+    def reset_env(self, _env=None):
+        self._given = (_env or self._given[0], self._given[1])
+
+    def reset_policy(self, _policy=None):
+        self._given = (self._given[0], _policy or self._given[1])
+
+    def reset(self, _policy=None, _env=None):
+        self.reset_env(_env)
+        self.reset_policy(_policy)
+
+    def collect(self, target=None, **kwargs):
+        self._steps_made += target
+        return list(range(0, target, 2))
+
+    @property
+    def envstep(self):
+        return self._steps_made
+
+    def close(self):
+        self._given = (None, None)
+
+
+def test_a_collector_is_written_with_the_methods_of_the_interface():
+    with EveryOther({}, "envs", "policy") as collector:
+        assert collector.collect(5) == [0, 2, 4]
+        assert collector.envstep == 5
+        collector.reset(_env="others")
+
+
+def test_a_collector_of_ones_own_may_use_what_the_interface_keeps(
+    counting_envs, batched_policy, tmp_path
+):
+    class Peeking(ISerialCollector):
+        reset_policy = reset = lambda self, *args, **kwargs: None
+
+        def collect(self, target=None, **kwargs):
+            self.env.launch()
+            return self.policy.forward(self.env.ready_obs)
+
+    envs = counting_envs(LENGTHS)
+    with Peeking({}, envs, batched_policy, exp_name=str(tmp_path)) as collector:
+        assert collector.collect()["action"].shape == (3,)
+        assert collector.envstep == 0
+    assert envs.closed

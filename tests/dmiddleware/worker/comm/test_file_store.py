@@ -213,6 +213,24 @@ def test_a_store_removes_the_half_written_files_of_killed_processes(tmp_path: Pa
     assert store.get("run/whole.safetensors") == 1
 
 
+def test_clear_ignores_files_that_a_worker_deletes_meanwhile(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        store.put(name, STEPS)
+    unlink, others = os.unlink, []
+
+    def unlink_after_another(path: str, **options: Any) -> None:
+        if not others:
+            others.append(path)
+            unlink(path, **options)
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", unlink_after_another)
+    store.clear()
+    assert others and not (tmp_path / "data" / "run").exists()
+
+
 def test_clear_deletes_the_data_of_its_own_run_only(tmp_path: Path) -> None:
     store, other = FileStore(tmp_path, tmp_path, "a"), FileStore(tmp_path, tmp_path, "b")
     store.put("x", 1)

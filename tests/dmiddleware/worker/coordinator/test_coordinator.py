@@ -645,12 +645,29 @@ def test_the_state_file_is_removed_when_the_training_is_over(tmp_path):
 def test_a_state_is_loaded_before_start_only(cluster):
     coordinator = cluster.start()
     with pytest.raises(CoordinatorError, match="before start"):
-        coordinator.load_state_dict(coordinator.state_dict())
+        coordinator.load_state_dict(state_dict=coordinator.state_dict())
     with pytest.raises(CoordinatorError, match="version"):
         Coordinator(config()).load_state_dict({"version": 99})
 
 
 # The config.
+
+
+@pytest.mark.parametrize(
+    ("policy", "word"),
+    [
+        ({"learn": {"learner": {"train_iteration": 3}}}, "train_iterations"),
+        ({"learn": {"learner": {"type": "bass"}}}, "base"),
+        ({"collect": {"collector": {"type": "zergling", "print_frequency": 3}}}, "print_freq"),
+        ({"type": "dqn", "learn": {"batchsize": 3}}, "learn.batch_size"),
+        ({"type": "dqm"}, "dqn"),
+    ],
+)
+def test_a_config_with_which_each_task_would_fail_is_refused_at_once(policy, word):
+    cfg = config()
+    cfg["main"]["policy"] = {**cfg["main"]["policy"], **policy}
+    with pytest.raises((ConfigError, RegistryError), match=word):
+        Coordinator(cfg)
 
 
 def test_an_unusable_config_is_refused(tmp_path):

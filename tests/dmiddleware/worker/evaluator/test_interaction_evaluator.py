@@ -11,6 +11,7 @@ from dmiddleware.errors import ConfigError, RegistryError, SpaceError
 from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.worker.evaluator import (
     InteractionSerialEvaluator,
+    ISerialEvaluator,
     create_serial_evaluator,
     get_serial_evaluator_cls,
 )
@@ -293,3 +294,30 @@ def test_defaults_are_those_of_the_classic_evaluator():
     cfg = InteractionSerialEvaluator.default_config()
     assert (cfg.eval_freq, cfg.render.render_freq, cfg.render.mode) == (1000, -1, "train_iter")
     assert cfg.figure_path is None
+
+
+def test_an_evaluator_is_written_with_the_methods_of_the_interface(batched_policy, tmp_path):
+    class Constant(ISerialEvaluator):
+        def reset_env(self, _env=None):
+            self._env = _env or self._env
+
+        def reset_policy(self, _policy=None):
+            self._policy = _policy or self._policy
+
+        def eval(self, save_ckpt_fn=None, train_iter=-1, envstep=-1):
+            return train_iter >= 2, {"eval_episode_return": 1.0}
+
+        def close(self):
+            self.reset_env("closed")
+
+    with Constant({"eval_freq": 2}, "env", batched_policy, exp_name=str(tmp_path)) as evaluator:
+        assert [evaluator.should_eval(train_iter) for train_iter in (0, 1, 2)] == [
+            True,
+            False,
+            True,
+        ]
+        assert evaluator.eval(train_iter=2)[0]
+        assert evaluator.env == "env"
+        assert "action" in evaluator.policy.forward(torch.zeros(1, 3))
+        evaluator.reset(_env="another")
+        assert evaluator.env == "another"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from dmiddleware.classic import Policy, get_policy_cls
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import BCPolicy
 from dmiddleware.worker import IMetric, MetricSerialEvaluator, create_serial_evaluator
@@ -196,3 +197,33 @@ def test_ranks_average_by_rows_or_follow_the_first(tmp_path):
         assert found[0] == [False, {"accuracy": pytest.approx(0.6), "name": "digits"}]
         assert found[1] == [True, {"accuracy": 0.75, "name": "digits"}]
     assert [len(saved) for _, saved in answers] == [2, 0]
+
+
+class Classifier(Policy):
+    """Classifies a batch at once, as DI-engine's policies for data sets do."""
+
+    def _forward_eval(self, data):
+        self.seen = data
+        assert not torch.is_grad_enabled()
+        return {"action": (self._model(data) > 0).long().squeeze(-1)}
+
+
+@pytest.mark.parametrize("choose", [lambda policy: policy, lambda policy: policy.eval_mode])
+def test_a_policy_of_ones_own_gets_the_batches_of_the_loader(choose, evaluator):
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    policy = Classifier({}, model, enable_field=["eval"])
+    _, metric = evaluator(1.0, -1.0, 2.0, policy=choose(policy)).eval()
+    assert policy.seen.tolist() == [[2.0]]
+    assert metric["accuracy"] == pytest.approx(0.75)
+
+
+def test_a_subclass_of_a_stock_policy_gets_them_too(evaluator):
+    class Stubborn(get_policy_cls({"type": "bc"})):
+        def _forward_eval(self, data):
+            assert data.shape[1:] == (1,)
+            answer = super()._forward_eval(data)
+            return {"action": torch.ones_like(answer["action"])}
+
+    policy = Stubborn({"model": {"obs_shape": 1, "action_shape": 2}})
+    assert evaluator(1.0, -1.0, policy=policy).eval()[1]["accuracy"] == 1.0

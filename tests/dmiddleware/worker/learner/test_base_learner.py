@@ -301,6 +301,19 @@ def source(n_batches=100, poison_at=None):
     return get_data
 
 
+def test_a_subclass_may_define_where_its_data_come_from(dqn_policy, tmp_path):
+    class Feeding(BaseLearner):
+        def get_data(self, batch_size):
+            self.batch_size = batch_size
+            return [functools.partial(sample, i) for i in range(batch_size)]
+
+    cfg = {"train_iterations": 2}
+    with Feeding(cfg, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
+        learner.setup_dataloader()
+        learner.start()
+        assert (learner.train_iter, learner.batch_size) == (2, dqn_policy.spec.settings.batch_size)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_start_runs_all_iterations_between_the_run_hooks(dqn_policy, tmp_path, num_workers):
     cfg = {"train_iterations": 3, "dataloader": {"num_workers": num_workers}}

@@ -176,6 +176,7 @@ def test_the_signature_of_a_reply_depends_on_all_its_parts() -> None:
         ("a b", 0, "a"),
         ("a:b", 0, "a"),
         ("a", -1, "a"),
+        ("a", 2**31, "a"),
         ("a", True, "a"),
         ("a", 0, ""),
     ],
@@ -183,6 +184,12 @@ def test_the_signature_of_a_reply_depends_on_all_its_parts() -> None:
 def test_unusable_names_of_nodes_are_refused(run_id: str, channel: int, uid: str) -> None:
     with pytest.raises(ConfigError):
         HttpNode(run_id, channel, uid)
+
+
+def test_a_channel_may_be_any_positive_32_bit_number() -> None:
+    node = HttpNode("run", 2**31 - 1, "a")
+    header = sign(KEY, node, NOW, "GET", "/ping", b"")
+    assert SignedRequest.parsed(header).node == node
 
 
 def test_a_key_is_read_from_a_private_file(tmp_path: Path) -> None:

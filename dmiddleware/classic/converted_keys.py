@@ -1,0 +1,119 @@
+"""Settings of DI-engine's algorithms whose values stand for other ones here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+__all__ = ["CONVERSIONS", "REFUSED_VALUES", "UNUSED_BY", "Conversion"]
+
+
+class Conversion(NamedTuple):
+    """How a setting becomes one that an algorithm has here.
+
+    Attributes:
+        old: its path in DI-engine.
+        new: the path here; an algorithm that does not have it is not concerned.
+        convert: returns the value here, from the value there and the config; None: it is the same.
+    """
+
+    old: str
+    new: str
+    convert: Callable[[Any, Mapping[str, Any]], Any] = lambda value, cfg: value
+
+
+def _gap(threshold: float, cfg: Mapping[str, Any]) -> float | None:
+    """Return what the tuned weight of CQL's penalty aims at; None: it is not tuned."""
+    learn = cfg.get("learn", {})
+    if not learn.get("with_lagrange", False) or threshold <= 0:
+        return None
+    n_actions = int(learn.get("num_actions", 10))
+    return float(threshold / learn.get("min_q_weight", 1.0) - math.log(3 * n_actions))
+
+
+def _warmed_up(rate: float, cfg: Mapping[str, Any]) -> Any:
+    """Return a learning rate that rises from 0 over ``warmup_steps`` updates."""
+    n_steps = cfg.get("warmup_steps")
+    if not n_steps or not isinstance(rate, int | float):
+        return rate
+    start = rate / n_steps
+    return {"type": "linear", "start": start, "end": rate, "decay": n_steps, "by": "update"}
+
+
+CONVERSIONS: Final = (
+    # IQL divides an advantage by β, and one optimizer is for critics and state value.
+    Conversion("learn.beta", "learn.inverse_temperature", lambda value, cfg: 1.0 / value),
+    Conversion("learn.beta", "learn.max_advantage_weight", lambda value, cfg: 20.0),
+    Conversion("learn.tau", "learn.expectile"),
+    Conversion("learn.learning_rate_q", "learn.learning_rate_value"),
+    Conversion("learn.learning_rate_q", "learn.learning_rate_critic"),
+    Conversion("learn.learning_rate_policy", "learn.learning_rate_actor"),
+    # CQL's squared error is halved here, and its penalty is a mean over the actions.
+    Conversion("learn.lagrange_thresh", "learn.lagrange_gap", _gap),
+    Conversion("learn.min_q_weight", "learn.cql_alpha", lambda value, cfg: value / 2),
+    # A decision transformer has its settings outside of the sections.
+    Conversion("rtg_scale", "return_scale"),
+    Conversion("rtg_target", "target_return"),
+    Conversion("batch_size", "learn.batch_size"),
+    Conversion("learning_rate", "learn.learning_rate", _warmed_up),
+    Conversion("wt_decay", "learn.weight_decay"),
+    Conversion("clip_grad_norm_p", "learn.grad_clip_norm"),
+)
+"""Settings with other values here, those that need others of the config first."""
+
+_USE_RAINBOW: Final = "use the algorithm rainbow, which has noisy layers"
+
+_USE_GAE: Final = "values learn the returns that collect.gae_lambda makes; leave it out"
+
+REFUSED_VALUES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "nstep_return": ((False,), _USE_GAE),
+    "learn.nstep_return": ((False,), _USE_GAE),
+    "noisy_net": ((False, None), _USE_RAINBOW),
+    "learn.pretrained_model_path": (
+        (None, ""),
+        "no algorithm here stays close to a pretrained policy; leave it out, with kl_beta",
+    ),
+    "loss_type": (("mse_loss",), "behavior cloning minimizes the squared error; leave it out"),
+    "learn.betas": ((), "Adam has its standard betas here; leave it out, and set learn.optimizer"),
+}
+"""Settings that no algorithm here has: the values that change nothing, and what to do otherwise."""
+
+_MODEL_SAYS: Final = "the model's option of this kind counts"
+_DATA_SAY: Final = "the data say it"
+_EVALUATOR: Final = "the evaluator's options count"
+_NOT_IN_DT: Final = "a decision transformer has no such thing"
+
+UNUSED_BY: Final[Mapping[str, Mapping[str, str]]] = {
+    "DecisionTransformerPolicy": {
+        "context_len": _MODEL_SAYS,
+        "dataset": _DATA_SAY,
+        "device": "set cuda",
+        "discount_factor": _NOT_IN_DT,
+        "dropout_p": _MODEL_SAYS,
+        "embed_dim": _MODEL_SAYS,
+        "env_name": "the section env says it",
+        "evaluator_env_num": _EVALUATOR,
+        "kappa": _NOT_IN_DT,
+        "learn.dataset_path": "pass the data",
+        "learn.min_q_weight": _NOT_IN_DT,
+        "learn.target_update_freq": _NOT_IN_DT,
+        "log_dir": "exp_name says where",
+        "max_eval_ep_len": _EVALUATOR,
+        "max_test_ep_len": _EVALUATOR,
+        "max_timestep": _MODEL_SAYS,
+        "min_q_weight": _NOT_IN_DT,
+        "n_blocks": _MODEL_SAYS,
+        "n_heads": _MODEL_SAYS,
+        "nstep": _NOT_IN_DT,
+        "num_eval_ep": _EVALUATOR,
+        "num_updates_per_iter": _EVALUATOR,
+        "state_mean": _DATA_SAY,
+        "state_std": _DATA_SAY,
+        "stop_value": "env.stop_value counts",
+        "target_update_freq": _NOT_IN_DT,
+        "warmup_steps": "the schedule of learn.learning_rate has it",
+        "weight_decay": "wt_decay counts",
+    },
+}
+"""By class: settings that nothing reads in DI-engine either, or that are part of others here."""

@@ -1,0 +1,365 @@
+"""Buffers, estimators and learners with DI-engine's arguments."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from easydict import EasyDict
+
+from dmiddleware.classic import DequeBuffer, DequeReplay
+from dmiddleware.ding.utils.data import offline_data_save_type
+from dmiddleware.errors import ConfigError
+from dmiddleware.pipeline import middleware as declared
+from dmiddleware.tree import Batch, cat, flatten_lead, index_rows, to_dict
+from middleware import (
+    DataPusher,
+    GAEEstimator,
+    MonteCarloReturnEstimator,
+    NStepRewardEnhancer,
+    OfflineDataSaver,
+    OfflineRLContext,
+    OnlineRLContext,
+    OnPolicyLearner,
+    PriorityCalculator,
+    Role,
+)
+from middleware import OffPolicyLearner as CoreOffPolicyLearner
+from middleware.base import BaseMiddleware
+from middleware.classic import offpolicy_data_fetcher as core_offpolicy_data_fetcher
+from middleware.classic import trainer as core_trainer
+from middleware.support.rows import rows_of
+
+__all__ = [
+    "HERLearner",
+    "OffPolicyLearner",
+    "buffer_saver",
+    "data_pusher",
+    "gae_estimator",
+    "montecarlo_return_estimator",
+    "multistep_trainer",
+    "nstep_reward_enhancer",
+    "offline_data_fetcher",
+    "offline_data_saver",
+    "offpolicy_data_fetcher",
+    "priority_calculator",
+    "reward_estimator",
+    "sqil_data_pusher",
+    "trainer",
+]
+
+_REPLAYS: Final[weakref.WeakKeyDictionary[DequeBuffer, DequeReplay]] = weakref.WeakKeyDictionary()
+
+
+def _replay(buffer: Any) -> Any:
+    """Return a deque buffer as the replay buffer of a chain, the same one for each middleware."""
+    if isinstance(buffer, Mapping):
+        raise ConfigError("a dictionary of buffers is that of PPG off-policy, which is not here")
+    if isinstance(buffer, list | tuple):
+        return MixedReplay([(_replay(part), share) for part, share in buffer])
+    if not isinstance(buffer, DequeBuffer):
+        return buffer
+    if buffer not in _REPLAYS:
+        _REPLAYS[buffer] = DequeReplay(buffer)
+    return _REPLAYS[buffer]
+
+
+class MixedReplay:
+    """Draws each batch from several buffers, a fixed share from each."""
+
+    n_step = None
+    unroll_len = None
+
+    def __init__(self, parts: Sequence[tuple[DequeReplay, float]]) -> None:
+        self.parts = list(parts)
+        self.inside = tuple(replay for replay, _ in parts)
+
+    @property
+    def size(self) -> int:
+        return sum(replay.size for replay, _ in self.parts)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"shares": [share for _, share in self.parts]}
+
+    @property
+    def schedules(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def lacks_priorities(self) -> bool:
+        return any(replay.lacks_priorities for replay, _ in self.parts)
+
+    def bind(self, **settings: Any) -> None:
+        for replay, _ in self.parts:
+            replay.bind(**settings)
+
+    def __len__(self) -> int:
+        return min(int(len(replay) / share) for replay, share in self.parts)
+
+    def push(self, batch: Batch) -> Any:
+        raise ConfigError("push into the buffers themselves, not into their mixture")
+
+    def sample_ahead(self, n: int, *, at_most: int, counters: Any = None) -> list[Batch]:
+        drawn = [
+            replay.sample_ahead(int(n * share), at_most=1, counters=counters)[0]
+            for replay, share in self.parts
+        ]
+        return [cat(drawn)]
+
+    def update_priority(self, index: Any, priority: Any) -> int:
+        return 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [replay.state_dict() for replay, _ in self.parts]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for (replay, _), part in zip(self.parts, state["parts"], strict=True):
+            replay.load_state_dict(part)
+
+
+class _Pusher(DataPusher):
+    """Pushes each whole episode as one item if the collector collects episodes, else rows."""
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Push."""
+        if not ctx.episodes:
+            super().__call__(ctx)
+            return
+        for episode in ctx.episodes:
+            self._buffer.buffer.push(episode)  # type: ignore[attr-defined]
+
+
+def data_pusher(cfg: EasyDict, buffer_: Any, group_by_env: bool | None = None) -> DataPusher:
+    """Push what was collected: whole episodes if the collector collects episodes, else rows."""
+    return _Pusher(_replay(buffer_))
+
+
+def sqil_data_pusher(cfg: EasyDict, buffer_: Any, expert: bool) -> Any:
+    """Push rows with a reward of 1 if they are an expert's, else of 0 (Reddy et al., 2019)."""
+    replay = _replay(buffer_)
+
+    @declared(roles=(Role.LEARNER,), reads=("trajectories",), fills=(replay,))
+    def push(ctx: Any) -> None:
+        rows = ctx.trajectories
+        rows["reward"] = rows["reward"] * 0 + float(expert)
+        replay.push(rows)
+        ctx.trajectories = None
+
+    return push
+
+
+def buffer_saver(
+    cfg: EasyDict, buffer_: DequeBuffer, every_envstep: int = 1000, replace: bool = False
+) -> Any:
+    """Save the buffer every so many env steps to ``<exp_name>/replaybuffer``."""
+    n_saved = 0
+
+    @declared(roles=(Role.LEARNER,))
+    def save(ctx: Any) -> None:
+        nonlocal n_saved
+        if ctx.env_step // every_envstep > n_saved:
+            n_saved = ctx.env_step // every_envstep
+            name = "data_latest" if replace else f"data_envstep_{ctx.env_step}"
+            buffer_.save_data(f"{cfg.exp_name}/replaybuffer/{name}.hkl")
+
+    return save
+
+
+def OffPolicyLearner(  # noqa: N802 (DI-engine's name)
+    cfg: EasyDict, policy: Any, buffer_: Any, reward_model: Any = None, log_freq: int = 100
+) -> CoreOffPolicyLearner:
+    """Make ``cfg.policy.learn.update_per_collect`` updates in each step.
+
+    Args:
+        cfg: the compiled config.
+        policy: the policy or its learn mode.
+        buffer_: a DequeBuffer, or a list of buffers, each with its share of a batch.
+        reward_model: changes the rewards of each batch by its ``estimate``.
+        log_freq: no effect: the logger has the interval.
+    """
+    replay = _replay(buffer_)
+    if reward_model is not None:
+        replay = _Rewarded(replay, reward_model)
+    return _learner(cfg, policy, replay)
+
+
+def _learner(cfg: EasyDict, policy: Any, replay: Any) -> CoreOffPolicyLearner:
+    n_updates = cfg.policy.learn.update_per_collect
+    learner = CoreOffPolicyLearner(policy, replay, update_per_collect=n_updates)
+    # What others fill are the buffers inside.
+    learner.draws_from = getattr(replay, "inside", (replay,))
+    return learner
+
+
+class _Rewarded:
+    """A replay buffer whose batches have the rewards of a reward model."""
+
+    def __init__(self, replay: Any, reward_model: Any) -> None:
+        self._replay, self._reward_model = replay, reward_model
+        self.inside = (replay,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_replay"], name)
+
+    def __len__(self) -> int:
+        return len(self._replay)
+
+    def sample_ahead(self, n: int, *, at_most: int, counters: Any = None) -> list[Batch]:
+        drawn = self._replay.sample_ahead(n, at_most=at_most, counters=counters)
+        return [rows_of(self._reward_model.estimate(_transitions(batch))) for batch in drawn]
+
+
+def _transitions(batch: Batch) -> list[dict[str, Any]]:
+    """Return the rows ``[N, …]`` or ``[T, E, …]`` of a batch, each a dictionary."""
+    rows = flatten_lead(batch, 2) if batch["done"].dim() > 1 else batch
+    return [to_dict(index_rows(rows, number)) for number in range(len(rows["done"]))]
+
+
+def HERLearner(  # noqa: N802 (DI-engine's name)
+    cfg: EasyDict, policy: Any, buffer_: Any, her_reward_model: Any
+) -> CoreOffPolicyLearner:
+    """Learn from rows whose goals were replaced by ones that their episodes reached."""
+    return _learner(cfg, policy, _Relabeled(_replay(buffer_), her_reward_model))
+
+
+class _Relabeled(_Rewarded):
+    """A buffer of whole episodes, whose batches are rows with other goals."""
+
+    def __len__(self) -> int:
+        return sum(len(item.data["done"]) for item in self._replay.buffer.storage)
+
+    def sample_ahead(self, n: int, *, at_most: int, counters: Any = None) -> list[Batch]:
+        model = self._reward_model
+        items = self._replay.buffer.sample(n if model.episode_size is None else model.episode_size)
+        episodes = [part for item in items for part in model.estimate(_transitions(item.data))]
+        return [rows_of([_plain(row) for episode in episodes for row in episode])]
+
+
+def _plain(transition: dict[str, Any]) -> dict[str, Any]:
+    return {**transition, "reward": transition["reward"].reshape(()), "index": torch.tensor(0)}
+
+
+def offpolicy_data_fetcher(cfg: EasyDict, buffer_: Any, data_shortage_warning: bool = False) -> Any:
+    """Draw a batch of ``cfg.policy.learn.batch_size`` rows into ``ctx.train_data``."""
+    return core_offpolicy_data_fetcher(_replay(buffer_), batch_size=cfg.policy.learn.batch_size)
+
+
+class _RowsFetcher(BaseMiddleware[OfflineRLContext]):
+    """Puts batches of rows in memory into ``ctx.train_data``, each epoch in another order."""
+
+    default_context = OfflineRLContext
+    roles = (Role.LEARNER,)
+    reads = ("train_epoch",)
+    writes = ("train_data", "train_epoch")
+
+    def __init__(self, rows: Batch, batch_size: int) -> None:
+        self._rows, self._batch_size = rows, batch_size
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def __call__(self, ctx: OfflineRLContext) -> None:
+        """Fetch a batch; what is left of an epoch and fills no batch is not learned from."""
+        n_rows = len(self._rows["done"])
+        if len(self._order) < self._batch_size:
+            ctx.train_epoch += int(ctx.train_iter > 0)
+            self._order = torch.randperm(n_rows)
+        index, self._order = self._order[: self._batch_size], self._order[self._batch_size :]
+        ctx.train_data = index_rows(self._rows, index)
+        ctx.trained_env_step += len(index)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rest of the epoch."""
+        return {"order": self._order}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._order = state["order"]
+
+
+def offline_data_fetcher(cfg: EasyDict, dataset: Any, collate_fn: Any = None) -> Any:
+    """Read batches of ``cfg.policy.learn.batch_size`` rows of a dataset, epoch after epoch."""
+    rows = getattr(dataset, "rows", None)
+    if rows is None:
+        rows = rows_of([dataset[number] for number in range(len(dataset))], name="the dataset")
+    return _RowsFetcher(rows, min(cfg.policy.learn.batch_size, len(rows["done"])))
+
+
+class _Saver(OfflineDataSaver):
+    """Saves in a format of DI-engine's."""
+
+    def __init__(self, path: str, data_type: str) -> None:
+        super().__init__(path)
+        self._data_type = data_type
+
+    def close(self) -> None:
+        """Write the file, if any rows were collected."""
+        batches, self._batches = self._batches, []
+        if batches:
+            rows = [row for batch in batches for row in _transitions(batch)]
+            offline_data_save_type(rows, str(self._path), self._data_type)
+
+
+def offline_data_saver(data_path: str, data_type: str = "hdf5") -> OfflineDataSaver:
+    """Save what is collected, as HDF5 to ``<name>_demos.hdf5``, or as ``naive`` to a pickle."""
+    return _Saver(data_path, data_type)
+
+
+def trainer(cfg: EasyDict, policy: Any, log_freq: int = 100) -> Any:
+    """Update a policy from ``ctx.train_data``, or train a reward model on what was collected."""
+    if not hasattr(policy, "train"):
+        return core_trainer(policy)
+
+    @declared(roles=(Role.LEARNER,), reads=("trajectories",))
+    def train(ctx: Any) -> None:
+        policy.collect_data(_transitions(ctx.trajectories))
+        policy.train()
+
+    return train
+
+
+def multistep_trainer(policy: Any, log_freq: int = 100) -> OnPolicyLearner:
+    """Learn from what was collected, as many epochs as the policy's settings say."""
+    return OnPolicyLearner(policy)
+
+
+def gae_estimator(cfg: EasyDict, policy: Any, buffer_: Any = None) -> Any:
+    """Estimate advantages; with a buffer, push the rows into it."""
+    if buffer_ is None:
+        return GAEEstimator(policy)
+    replay, estimate = _replay(buffer_), GAEEstimator(policy)
+
+    @declared(roles=(Role.LEARNER,), reads=("trajectories",), fills=(replay,))
+    def push(ctx: Any) -> None:
+        estimate(ctx)
+        replay.push(ctx.train_data)
+        ctx.train_data = None
+
+    return push
+
+
+def montecarlo_return_estimator(policy: Any) -> MonteCarloReturnEstimator:
+    """Sum the rewards from each row to the end of its episode."""
+    return MonteCarloReturnEstimator(policy)
+
+
+def nstep_reward_enhancer(cfg: EasyDict) -> NStepRewardEnhancer:
+    """Sum ``cfg.policy.nstep`` rewards of each row."""
+    return NStepRewardEnhancer(n_step=cfg.policy.nstep, discount=cfg.policy.discount_factor)
+
+
+def priority_calculator(priority_calculation_fn: Callable[[Any], Any]) -> PriorityCalculator:
+    """Give new rows the priorities that a function of the rows returns."""
+    return PriorityCalculator(priority_calculation_fn)
+
+
+def reward_estimator(cfg: EasyDict, reward_model: Any) -> Any:
+    """Give ``ctx.train_data`` the rewards of a reward model."""
+
+    @declared(roles=(Role.LEARNER,), reads=("train_data",), writes=("train_data",))
+    def estimate(ctx: Any) -> Iterator[None] | None:
+        ctx.train_data = rows_of(reward_model.estimate(_transitions(ctx.train_data)))
+        return None
+
+    return estimate

@@ -1,0 +1,526 @@
+"""The envs of DI-engine's ``dizoo`` by their names, made of envs that a package index has.
+
+A config names such an env in ``create_config.env.type``, and its options in the section ``env``.
+Each is the env of Gymnasium, ALE, MuJoCo or another package behind the wrappers that dizoo puts
+around it. Where dizoo maps actions from [-1, 1] to the bounds itself, the env here declares
+[-1, 1], so that they are not mapped twice.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+
+from dmiddleware.env import atari_preprocessing
+from dmiddleware.errors import ConfigError
+
+__all__ = [
+    "DIZOO_ENVS",
+    "DizooEnv",
+    "evaluation_env",
+    "is_dizoo_env",
+    "take_dizoo_env",
+    "training_env",
+]
+
+_log = logging.getLogger(__name__)
+
+Env: TypeAlias = gym.Env[Any, Any]
+Options: TypeAlias = Mapping[str, Any]
+
+_ABSENT: Final[Mapping[str, str]] = {
+    "beergame": "its env is in the files of dizoo only",
+    "bsuite": "bsuite has no interface of Gymnasium",
+    "competitive_rl": "competitive_rl is not on a package index",
+    "dmc2gym": "tasks of dm_control have no interface of Gymnasium; EnvPool has many of them",
+    "evogym": "Evolution Gym needs files of robots that dizoo has",
+    "fake_competitive_rl": "its env is in the tests of DI-engine only",
+    "gfootball": "gfootball has no release for a current Python",
+    "gfootball-academy": "gfootball has no release for a current Python",
+    "gfootball_sp": "gfootball has no release for a current Python",
+    "gym_hybrid": "gym-hybrid is not on a package index",
+    "gym_pybullet_drones": "gym-pybullet-drones is not on a package index",
+    "gym_soccer": "gym-soccer is not on a package index",
+    "ising_model": "its env is in the files of dizoo only",
+    "maze": "its env is in the files of dizoo only",
+    "mbmujoco": "it is for world models, which are not here; for the env alone, set type='mujoco'",
+    "mbpendulum": "it is for world models, which are not here; for the env alone, set "
+    "type='pendulum'",
+    "metadrive": "MetaDrive has no release for a current Gymnasium",
+    "overcooked_game": "its env is in the files of dizoo only",
+    "petting_zoo_pistonball": "its env is in the files of dizoo only",
+    "pomdp": "its env is in the files of dizoo only",
+    "procgen": "procgen has no release for a current Python, and EnvPool's needs Qt 5",
+    "rocket": "rocket-recycling is not on a package index",
+    "slime_volley": "slimevolleygym has no release for a current Gymnasium",
+    "smac": "SMAC needs the game StarCraft II, and is not on a package index",
+    "stocks-v0": "its env is in the files of dizoo only",
+    "tabmwp": "it asks a language model of a vendor",
+}
+"""Envs of dizoo that have no counterpart here, and why."""
+
+
+@dataclass(frozen=True)
+class DizooEnv:
+    """An env of dizoo.
+
+    Attributes:
+        make: makes the env from its options, for training or for evaluation; the keyword arguments
+            are for the env inside.
+        keys: the options that it reads, each with the value of dizoo.
+        unused: options of dizoo that change nothing here.
+    """
+
+    make: Callable[..., Env]
+    keys: Options = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+
+
+def take_dizoo_env(env: dict[str, Any], others: Collection[str]) -> None:
+    """Give a section ``env`` that names an env of dizoo the ids and arguments of the one here.
+
+    Args:
+        env: the section, with ``type``.
+        others: keys of the section that have a meaning for all envs.
+
+    Raises:
+        ConfigError: if the env is not here, saying why and what to do.
+    """
+    kind = env["type"]
+    if kind in _ABSENT:
+        raise ConfigError(
+            f"env.type={kind!r} of dizoo is not here: {_ABSENT[kind]}; set env.id to the id of "
+            "another env"
+        )
+    if env.get("obs_plus_prev_action_reward"):
+        raise ConfigError(
+            "env.obs_plus_prev_action_reward is for NGU, which is not here; leave it out"
+        )
+    entry = DIZOO_ENVS[kind]
+    options = {key: env.pop(key) for key in entry.keys if key in env}
+    unused = [key for key in env if key not in others]
+    for key in unused:
+        del env[key]
+    unused = [key for key in unused if key not in entry.unused]
+    if unused:
+        _log.warning("env: dizoo's %s does not read %s", kind, ", ".join(unused))
+    env["id"] = f"{__name__}:training_env"
+    env["evaluator_id"] = f"{__name__}:evaluation_env"
+    env["kwargs"] = {"kind": kind, "options": options}
+
+
+def training_env(kind: str, options: Options, render_mode: str | None = None) -> Env:
+    """Make an env of dizoo to collect data for training.
+
+    Args:
+        kind: its name, one of :data:`DIZOO_ENVS`.
+        options: the options of this env that a config gives in the section ``env``.
+        render_mode: see ``gymnasium.make``.
+
+    Raises:
+        ConfigError: if a package is missing, or there is no such env.
+    """
+    return _dizoo_env(kind, options, True, render_mode)
+
+
+def evaluation_env(kind: str, options: Options, render_mode: str | None = None) -> Env:
+    """Make an env of dizoo to evaluate in, with the true rewards and whole episodes.
+
+    Args:
+        kind: see :func:`training_env`.
+        options: see :func:`training_env`.
+        render_mode: see ``gymnasium.make``.
+
+    Raises:
+        ConfigError: if a package is missing, or there is no such env.
+    """
+    return _dizoo_env(kind, options, False, render_mode)
+
+
+def is_dizoo_env(kind: object) -> bool:
+    """Return whether dizoo has an env of this name, here or not."""
+    return kind in DIZOO_ENVS or kind in _ABSENT
+
+
+def _dizoo_env(kind: str, options: Options, is_train: bool, render_mode: str | None) -> Env:
+    env = DIZOO_ENVS[kind]
+    kwargs = {} if render_mode is None else {"render_mode": render_mode}
+    return env.make({**env.keys, **options}, is_train, **kwargs)
+
+
+def _made(id: str, extra: str = "", package: str = "", **kwargs: Any) -> Env:
+    """Make an env of Gymnasium, without its warning that there are newer versions.
+
+    Raises:
+        ConfigError: if its package is not installed, or has no such env.
+    """
+    if package:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"{id} needs the package {package}; run: pip install 'dmiddleware[{extra}]'"
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(package)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return gym.make(id, **kwargs)
+    except gym.error.Error as error:
+        raise ConfigError(f"there is no env {id}: {error}") from error
+
+
+class _ScaledActions(gym.ActionWrapper[Any, Any, Any]):
+    """Takes actions in [-1, 1], clips them, and maps them to the bounds of the env."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        space = env.action_space
+        assert isinstance(space, gym.spaces.Box)
+        self._middle = (space.high + space.low) / 2
+        self._half = (space.high - space.low) / 2
+        self.action_space = gym.spaces.Box(-1.0, 1.0, space.shape, np.float32)
+
+    def action(self, action: Any) -> Any:
+        return (self._middle + self._half * np.clip(action, -1.0, 1.0)).astype(np.float32)
+
+
+class _DiscreteActions(gym.ActionWrapper[Any, Any, Any]):
+    """Takes the number of one of ``n`` equally spaced actions of an env with one number each."""
+
+    def __init__(self, env: Env, n: int) -> None:
+        super().__init__(env)
+        space = env.action_space
+        assert isinstance(space, gym.spaces.Box)
+        self._values = np.linspace(space.low, space.high, n, dtype=np.float32)
+        self.action_space = gym.spaces.Discrete(n)
+
+    def action(self, action: Any) -> Any:
+        return self._values[int(action)]
+
+
+class _DelayedReward(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives the rewards of ``n_steps`` steps as one reward at the last of them."""
+
+    def __init__(self, env: Env, n_steps: int) -> None:
+        super().__init__(env)
+        self._n_steps, self._elapsed, self._total = n_steps, 0, 0.0
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self._elapsed, self._total = 0, 0.0
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._elapsed += 1
+        self._total += float(reward)
+        is_due = self._elapsed % self._n_steps == 0 or terminated or truncated
+        given = self._total if is_due else 0.0
+        if is_due:
+            self._total = 0.0
+        return obs, given, terminated, truncated, info
+
+
+class _FireReset(gym.Wrapper[Any, Any, Any, Any]):
+    """Begins each episode with the action FIRE, without which some games do not start."""
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(**kwargs)
+        obs, _, terminated, truncated, info = self.env.step(1)
+        if terminated or truncated:
+            obs, info = self.env.reset()
+        return obs, info
+
+
+class _StackedPlanes(gym.Wrapper[Any, Any, Any, Any]):
+    """Stacks the planes of the last observations, ``[n · C, H, W]``, the newest last."""
+
+    def __init__(self, env: Env, n: int) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        assert isinstance(space, gym.spaces.Box)
+        self._n_planes, self._n = space.shape[0], n
+        self.observation_space = gym.spaces.Box(
+            np.tile(space.low, (n, 1, 1)), np.tile(space.high, (n, 1, 1)), dtype=space.dtype.type
+        )
+        self._stack: Any = None
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(**kwargs)
+        self._stack = np.tile(obs, (self._n, 1, 1))
+        return self._stack, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._stack = np.concatenate([self._stack[self._n_planes :], obs])
+        return self._stack, reward, terminated, truncated, info
+
+
+def _as_float32(env: Env) -> Env:
+    """Return an env whose observations, a Box, are float32."""
+    space = env.observation_space
+    assert isinstance(space, gym.spaces.Box)
+    if space.dtype == np.float32:
+        return env
+    box = gym.spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32))
+    return gym.wrappers.TransformObservation(env, lambda obs: obs.astype(np.float32), box)
+
+
+def _encoded(env: Env, n: int, encode: Callable[[Any], tuple[int, ...]]) -> Env:
+    """Return an env whose observations are ``n`` numbers: 1 where ``encode`` says, else 0."""
+
+    def observe(obs: Any) -> Any:
+        vector = np.zeros(n, np.float32)
+        vector[list(encode(obs))] = 1
+        return vector
+
+    return gym.wrappers.TransformObservation(env, observe, gym.spaces.Box(0, 1, (n,), np.float32))
+
+
+def _planes_first(env: Env) -> Env:
+    """Return an env whose images are ``[C, H, W]``."""
+    space = env.observation_space
+    assert isinstance(space, gym.spaces.Box)
+    box = gym.spaces.Box(
+        space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1), dtype=space.dtype.type
+    )
+    return gym.wrappers.TransformObservation(env, lambda obs: obs.transpose(2, 0, 1).copy(), box)
+
+
+def _plain(id: str) -> Callable[..., Env]:
+    def make(options: Options, is_train: bool, **kwargs: Any) -> Env:
+        return _made(id, **kwargs)
+
+    return make
+
+
+def _pendulum(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    env = _made("Pendulum-v1", **kwargs)
+    if not options["continuous"]:
+        return _DiscreteActions(env, 11)
+    return _ScaledActions(env) if options["act_scale"] else env
+
+
+def _lunarlander(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    known = {"LunarLander-v2": False, "LunarLanderContinuous-v2": True}
+    id = str(options["env_id"])
+    is_continuous = known.get(id.replace("-v3", "-v2"))
+    if is_continuous is None:
+        raise _no_such_env("lunarlander", id, known)
+    kwargs["continuous"] = is_continuous
+    env = _made("LunarLander-v3", "box2d", "Box2D", **kwargs)
+    return _ScaledActions(env) if is_continuous and options["act_scale"] else env
+
+
+def _bipedalwalker(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    env = _as_float32(_made("BipedalWalker-v3", "box2d", "Box2D", **kwargs))
+    if options["act_scale"]:
+        env = _ScaledActions(env)
+    if options["rew_clip"] and is_train:
+        env = gym.wrappers.TransformReward(env, lambda reward: max(-10.0, float(reward)))
+    return env
+
+
+def _carracing(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    kwargs["continuous"] = bool(options["continuous"])
+    env = _planes_first(_made("CarRacing-v3", "box2d", "Box2D", **kwargs))
+    return _ScaledActions(env) if options["continuous"] and options["act_scale"] else env
+
+
+def _cliffwalking(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    env = _made("CliffWalking-v1", max_episode_steps=options["max_episode_steps"], **kwargs)
+    return _encoded(env, 48, lambda obs: (int(obs),))
+
+
+def _taxi(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    env = _made("Taxi-v4", max_episode_steps=options["max_episode_steps"], **kwargs)
+    decode: Any = env.unwrapped.decode  # type: ignore[attr-defined]
+
+    def encode(obs: Any) -> tuple[int, ...]:
+        row, column, passenger, destination = decode(int(obs))
+        return 5 * row + column, 25 + passenger, 30 + destination
+
+    return _encoded(env, 34, encode)
+
+
+def _frozen_lake(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    kwargs |= {key: options[key] for key in ("desc", "map_name", "is_slippery")}
+    env = _made("FrozenLake-v1", **kwargs)
+    n = int(env.observation_space.n)  # type: ignore[attr-defined]
+    return _encoded(env, n, lambda obs: ((int(obs) - 1) % n,))  # dizoo counts from 1
+
+
+def _atari(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    id, n_frames = str(options["env_id"]), int(options["frame_stack"] or 1)
+    if id.startswith("ALE/"):
+        kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
+    env = _made(id, "atari", "ale_py", **kwargs)
+    wrapped: Env = atari_preprocessing(env, frame_stack=1, life_loss=is_train, clip_reward=is_train)
+    meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+    if "FIRE" in meanings:
+        wrapped = _FireReset(wrapped)
+    return _StackedPlanes(wrapped, n_frames)
+
+
+_MUJOCO: Final = (
+    "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum",
+    "InvertedPendulum", "Reacher", "Swimmer", "Walker2d",
+)  # fmt: skip
+_CONTACT_FORCES: Final = ("Ant",)
+"""Envs whose observations had the forces of contacts up to version 3."""
+
+
+def _mujoco(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    id = str(options["env_id"])
+    name, _, version = id.partition("-v")
+    if name not in _MUJOCO:
+        raise _no_such_env("mujoco", id, (f"{name}-v3" for name in _MUJOCO))
+    env = _mujoco_env(name, version, **kwargs)
+    if options["action_bins_per_branch"]:
+        raise ConfigError(
+            "env.action_bins_per_branch is for BDQ, which is not here; leave it out for an "
+            "algorithm with continuous actions"
+        )
+    if options["use_act_scale"]:
+        env = _ScaledActions(env)
+    if int(options["delay_reward_step"] or 0) > 1:
+        env = _DelayedReward(env, int(options["delay_reward_step"]))
+    return env
+
+
+def _mujoco_env(name: str, version: str, **kwargs: Any) -> Env:
+    """Return an env of MuJoCo; versions before 4 needed mujoco-py, 4 has their rules."""
+    is_old = version in ("1", "2", "3")
+    if is_old and name in _CONTACT_FORCES:
+        kwargs["use_contact_forces"] = True
+    number = "4" if is_old else version
+    return _as_float32(_made(f"{name}-v{number}", "mujoco", "mujoco", **kwargs))
+
+
+_D4RL_MUJOCO: Final = {"ant": "Ant", "halfcheetah": "HalfCheetah", "hopper": "Hopper",
+                       "walker2d": "Walker2d"}  # fmt: skip
+_D4RL_ADROIT: Final = {
+    "pen": "AdroitHandPen-v1", "door": "AdroitHandDoor-v1", "hammer": "AdroitHandHammer-v1",
+    "relocate": "AdroitHandRelocate-v1",
+}  # fmt: skip
+
+
+def _d4rl(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    id = str(options["env_id"])
+    name = id.partition("-")[0]
+    if name in _D4RL_MUJOCO:
+        env = _mujoco_env(_D4RL_MUJOCO[name], "3", **kwargs)
+    elif name in _D4RL_ADROIT:
+        env = _made(_D4RL_ADROIT[name], "robotics", "gymnasium_robotics", **kwargs)
+        env = _as_float32(env)
+    else:
+        raise ConfigError(
+            f"env.env_id={id!r} of D4RL has no counterpart here: D4RL's own envs are not on a "
+            "package index; envs of MuJoCo and Adroit are here"
+        )
+    return _ScaledActions(env) if options["use_act_scale"] else env
+
+
+def _bitflip(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    return _BitFlip(int(options["n_bits"]))
+
+
+class _BitFlip(gym.Env[Any, Any]):
+    """Turn bits, one a step, until they are those of the goal.
+
+    The observation is the bits, and then those of the goal. The reward is 1 at the goal, where the
+    episode ends, and 0 before. An episode has ``n_bits`` steps at most.
+
+    Source: Andrychowicz et al., "Hindsight Experience Replay", 2017, section 3.1, where rewards are
+    one less.
+    """
+
+    def __init__(self, n_bits: int) -> None:
+        self.observation_space = gym.spaces.Box(0, 1, (2 * n_bits,), np.float32)
+        self.action_space = gym.spaces.Discrete(n_bits)
+        self._n_bits, self._n_steps = n_bits, 0
+        self._bits = self._goal = np.zeros(n_bits, np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._n_steps = 0
+        self._bits = self.np_random.integers(0, 2, self._n_bits).astype(np.float32)
+        self._goal = self._bits.copy()
+        while (self._goal == self._bits).all():
+            self._goal = self.np_random.integers(0, 2, self._n_bits).astype(np.float32)
+        return np.concatenate([self._bits, self._goal]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._n_steps += 1
+        self._bits[int(action)] = 1 - self._bits[int(action)]
+        is_there = bool((self._bits == self._goal).all())
+        is_over = self._n_steps >= self._n_bits and not is_there
+        return np.concatenate([self._bits, self._goal]), float(is_there), is_there, is_over, {}
+
+
+def _minigrid(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    for key in ("full_obs", "onehot_obs", "move_bonus"):
+        if options[key]:
+            raise ConfigError(f"env.{key} is a wrapper of dizoo only; leave it out")
+    env = _made(str(options["env_id"]), "minigrid", "minigrid", **kwargs)
+    wrappers: Any = importlib.import_module("minigrid.wrappers")
+    if options["flat_obs"]:
+        env = _as_float32(wrappers.FlatObsWrapper(env))
+    return gym.wrappers.TimeLimit(env, int(options["max_step"]))
+
+
+def _no_such_env(kind: str, id: str, known: Any) -> ConfigError:
+    return ConfigError(f"env.env_id={id!r}: {kind} has no such env; it has {', '.join(known)}")
+
+
+DIZOO_ENVS: Final[Mapping[str, DizooEnv]] = {
+    "acrobot": DizooEnv(_plain("Acrobot-v1"), unused=("env_id",)),
+    "atari": DizooEnv(_atari, {"env_id": None, "frame_stack": 4}, ("is_train",)),
+    "bipedalwalker": DizooEnv(
+        _bipedalwalker, {"act_scale": False, "rew_clip": False}, ("env_id", "env_name")
+    ),
+    "carracing": DizooEnv(
+        _carracing, {"continuous": False, "act_scale": False}, ("env_id", "action_clip")
+    ),
+    "cartpole": DizooEnv(_plain("CartPole-v0"), unused=("env_id", "env_name")),
+    "cliffwalking": DizooEnv(_cliffwalking, {"max_episode_steps": 300}, ("env_id",)),
+    "d4rl": DizooEnv(_d4rl, {"env_id": None, "use_act_scale": False}),
+    "frozen_lake": DizooEnv(
+        _frozen_lake,
+        {"desc": None, "map_name": "4x4", "is_slippery": True},
+        ("env_id", "save_replay_gif"),
+    ),
+    "lunarlander": DizooEnv(
+        _lunarlander, {"env_id": "LunarLander-v2", "act_scale": False}, ("action_clip",)
+    ),
+    "minigrid": DizooEnv(
+        _minigrid,
+        {
+            "env_id": None, "max_step": 300, "flat_obs": True, "full_obs": False,
+            "onehot_obs": False, "move_bonus": False,
+        },
+    ),
+    "bitflip": DizooEnv(_bitflip, {"n_bits": None}),
+    "mountain_car": DizooEnv(_plain("MountainCar-v0"), unused=("env_id",)),
+    "mujoco": DizooEnv(
+        _mujoco,
+        {
+            "env_id": None, "use_act_scale": False, "delay_reward_step": 0,
+            "action_bins_per_branch": None,
+        },
+        ("action_clip", "env_wrapper", "save_replay_gif", "replay_path_gif"),
+    ),
+    "pendulum": DizooEnv(_pendulum, {"act_scale": False, "continuous": True}, ("env_id",)),
+    "taxi": DizooEnv(_taxi, {"max_episode_steps": 200}, ("env_id",)),
+}  # fmt: skip
+"""The envs of dizoo that are here."""

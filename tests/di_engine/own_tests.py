@@ -1,0 +1,173 @@
+"""Runs the test files of a checkout of DI-engine under the door.
+
+``python -m tests.di_engine.own_tests CHECKOUT [FOLDER]``, where FOLDER is one of ``FOLDERS``,
+prints a line for each test that does not run, and the counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.di_engine.rows import Outcome, Row, counts
+
+__all__ = ["FOLDERS", "run"]
+
+FOLDERS: Final = ("framework", "worker", "data", "league", "interaction", "rl_utils", "config")
+"""The folders of ``ding`` whose tests run."""
+
+_TEST_TIMEOUT_S: Final = 60
+_FILE_TIMEOUT_S: Final = 240
+
+_REFUSED_FOR_GOOD: Final[Mapping[str, str]] = {}
+"""Why tests cannot run here, by the beginning of their id after ``ding/``."""
+
+_REFUSAL: Final = "of DI-engine is not here: "
+"""What the error for a name in a table of refused names says before its reason."""
+
+_ERROR_TYPE: Final = "dmiddleware.ding.finder.NotHere: "
+
+_SEVERITY: Final[Mapping[Outcome, int]] = {"runs": 0, "refused": 1, "fails": 2}
+
+
+def run(checkout: Path, folders: tuple[str, ...] = FOLDERS) -> list[Row]:
+    """Run the test files of these folders, each in a process of its own.
+
+    Args:
+        checkout: the root of a checkout of DI-engine.
+        folders: which of ``FOLDERS``.
+
+    Returns:
+        A row for each test function, however many variants of it run. It runs if all of them do.
+    """
+    rows = []
+    for folder in folders:
+        for path in sorted((checkout / "ding" / folder).rglob("tests/**/test_*.py")):
+            rows += _run_file(checkout, folder, path)
+    return rows
+
+
+def _run_file(checkout: Path, folder: str, path: Path) -> list[Row]:
+    file = path.relative_to(checkout).as_posix()
+    outcomes, rest = _outcomes(checkout, path)
+    names = dict.fromkeys(f"{file}::{name}" for name in _test_names(path))
+    names |= dict.fromkeys(name for name in outcomes if name.startswith(f"{file}::"))
+    return [_row(name, folder, outcomes.get(name, rest)) for name in names]
+
+
+def _row(name: str, group: str, result: tuple[Outcome, str]) -> Row:
+    outcome, reason = result
+    for beginning, why in _REFUSED_FOR_GOOD.items():
+        if outcome != "runs" and name.startswith(f"ding/{beginning}"):
+            outcome, reason = "refused", why
+    return Row(name, group, outcome, reason)
+
+
+def _outcomes(
+    checkout: Path, path: Path
+) -> tuple[dict[str, tuple[Outcome, str]], tuple[Outcome, str]]:
+    """Return the worst outcome of each test, and what became of those that have none."""
+    with tempfile.TemporaryDirectory() as folder:
+        record, settings = Path(folder, "outcomes"), Path(folder, "pytest.ini")
+        record.touch()
+        settings.touch()
+        command = [
+            *(sys.executable, "-m", "pytest", "-p", "dmiddleware.ding"),
+            *("-p", "tests.di_engine.outcome_recorder", "-p", "no:cacheprovider"),
+            *("-p", "no:warnings", "-q", "--tb=short", f"--timeout={_TEST_TIMEOUT_S}"),
+            *(f"--rootdir={checkout}", "-c", str(settings), str(path)),
+        ]
+        ending = _finish(command, checkout, record)
+        lines = [json.loads(line) for line in record.read_text().splitlines()]
+    outcomes: dict[str, tuple[Outcome, str]] = {}
+    rest = "fails", ending
+    for test, word, reason in lines:
+        result = _judged(word, reason)
+        if "::" not in test:
+            rest = result  # The file could not be collected.
+            continue
+        name = test.partition("[")[0]
+        if name not in outcomes or _SEVERITY[result[0]] > _SEVERITY[outcomes[name][0]]:
+            outcomes[name] = result
+    return outcomes, rest
+
+
+def _judged(word: str, reason: str) -> tuple[Outcome, str]:
+    if word == "passed":
+        return "runs", ""
+    if word == "skipped" or _REFUSAL in reason:
+        return "refused", reason.removeprefix(_ERROR_TYPE)
+    return "fails", reason.removeprefix(_ERROR_TYPE)
+
+
+def _finish(command: list[str], checkout: Path, record: Path) -> str:
+    """Run the command in an empty folder; say how it ended."""
+    root = Path(__file__).parents[2]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(root), str(checkout))),
+        "OUTCOMES": str(record),
+        "OMP_NUM_THREADS": "1",
+    }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryFile("w+", errors="replace") as output,
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            code = process.wait(_FILE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return f"the file did not end in {_FILE_TIMEOUT_S} s"
+        finally:
+            _kill_group(process.pid)
+        output.seek(0)
+        errors = [line for line in output.read().splitlines() if line.startswith("E  ")]
+    return errors[-1].removeprefix("E").strip() if errors else f"pytest ended with code {code}"
+
+
+def _kill_group(leader: int) -> None:
+    """End a process that does not, and those that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _test_names(path: Path) -> Iterator[str]:
+    """Read the names of a file's tests, which it has even if it cannot be imported."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+            yield node.name
+        elif isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+            for part in node.body:
+                if isinstance(part, ast.FunctionDef) and part.name.startswith("test"):
+                    yield f"{node.name}::{part.name}"
+
+
+def main(checkout: str, *folders: str) -> None:
+    rows = run(Path(checkout).resolve(), folders or FOLDERS)
+    for row in rows:
+        if row.outcome != "runs":
+            print(f"{row.outcome:8} {row.name}: {row.reason}")
+    for group in dict.fromkeys(row.group for row in rows):
+        print(group, counts(row for row in rows if row.group == group))
+    print("all", counts(rows))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
