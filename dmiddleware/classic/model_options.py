@@ -37,6 +37,7 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     "bound_type": (None,),
     "critic_head_type": ("categorical",),
     "res_link": (False,),
+    "multi_pass": (False,),
     "norm_type": (None,),
     "dropout": (None,),
 }
@@ -49,6 +50,7 @@ _INSTEAD: Final = {
     "norm_type": "set norm='layer'",
     "dropout": "give a network of your own",
     "res_link": "give a network of your own",
+    "multi_pass": "every choice sees the numbers of all choices; leave it and action_mask out",
     "agent_obs_shape": "set obs_shape",
     "global_obs_shape": "the state of the environment is part of the observation",
 }
@@ -169,6 +171,9 @@ def _take_hybrid(own: dict[str, Any]) -> None:
     if isinstance(shape, Mapping) and shape.keys() == _HYBRID.keys():
         own["action_shape"] = {_HYBRID[name][0]: size for name, size in shape.items()}
         own["action_space"] = dict(_HYBRID.values())
+        sizes = own.pop("encoder_hidden_size_list", None)
+        if sizes is not None:  # each of the two networks has such an encoder
+            own |= {"actor_hidden_sizes": list(sizes), "critic_hidden_sizes": list(sizes)}
 
 
 def _take_ensemble(own: dict[str, Any]) -> None:
