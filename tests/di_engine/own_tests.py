@@ -29,6 +29,8 @@ _TEST_TIMEOUT_S: Final = 60
 _FILE_TIMEOUT_S: Final = 240
 
 _REFUSED_FOR_GOOD: Final[Mapping[str, str]] = {
+    "config/tests/test_config_formatted.py": "a config is saved as YAML, in <exp_name>/"
+    "total_config.yaml, and not as a module to import",
     "data/buffer/tests/test_buffer_benchmark.py": "it measures for minutes, and has no bar",
     "data/tests/test_model_loader.py::test_model_loader": "its network has residual blocks, which "
     "no network here has",
