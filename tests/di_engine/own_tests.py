@@ -66,6 +66,8 @@ _REFUSED_FOR_GOOD: Final[Mapping[str, str]] = {
         "expects the buffer to delete files; here take_deleted() names them"
     ),
     "worker/replay_buffer/tests/": _PRIVATE_BUFFER,
+    "config/tests/test_config_formatted.py": "a config is saved as YAML, in <exp_name>/"
+    "total_config.yaml, and not as a module to import",
     "data/buffer/tests/test_buffer_benchmark.py": "it measures for minutes, and has no bar",
     "data/tests/test_model_loader.py::test_model_loader": "its network has residual blocks, which "
     "no network here has",
