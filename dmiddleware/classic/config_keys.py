@@ -210,12 +210,12 @@ def _refuse_values(cfg: dict[str, Any], entries: Mapping[str, Any], owner: str) 
 def _convert(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
     """Replace settings whose values stand for other ones here."""
     done = []
-    for old, new, convert in CONVERSIONS:
+    for old, new, convert, reads in CONVERSIONS:
         value = _find(cfg, old)
         is_here = _find(entries, new) is not _ABSENT and _find(entries, old) is _ABSENT
         if value is _ABSENT or not is_here:
             continue
-        done.append(old)
+        done += [old, *reads]
         if _find(cfg, new) is _ABSENT:
             _set(cfg, new, convert(value, cfg))
     for old in done:

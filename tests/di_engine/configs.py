@@ -36,7 +36,7 @@ from tests.di_engine.rows import Row, counts
 __all__ = ["config_files", "run"]
 
 _N_AT_A_TIME: Final = 2
-_LIMIT_S: Final = 150.0
+_LIMIT_S: Final = 600.0
 _N_UPDATES: Final = 2
 _N_ENVS: Final = 2
 _EPISODE_STEPS: Final = 10
@@ -107,7 +107,6 @@ def _warm_up() -> None:
     import dmiddleware.worker.commands  # noqa: F401
 
     torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
 
 
 def _received(reader: Connection, path: Path, checkout: Path) -> Row:
@@ -127,6 +126,7 @@ def _answer(path: Path, checkout: Path, writer: Connection) -> None:
     """Run one config in this process, and send what became of it."""
     with tempfile.TemporaryDirectory(dir=_scratch()) as folder, contextlib.chdir(folder):
         name = _name(path, checkout)
+        logging.disable(logging.WARNING)
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             if "CONFIGS_SHOW" not in os.environ:
