@@ -53,6 +53,8 @@ _IS_READ_LATER: Final = ("PYTHONPATH",)
 _LONGEST: Final = 1 << 17
 _MOST_FILES: Final = 200
 NewProcess: Final = subprocess.Popen
+_UNWRITTEN: Final = 120
+_MEASURED: Final = "COVERAGE_PROCESS_CONFIG"  # coverage measures nothing of such a fork
 _NUMBER: Final = struct.Struct(">i")
 _CHILD: Final = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
@@ -93,6 +95,7 @@ class _Request:
             and (words[0] in ("-c", "-m") or not words[0].startswith("-"))
             and call["preexec_fn"] is None
             and not call["shell"]
+            and _MEASURED not in env
             and _read_at_start(env) == _read_at_start(_warm().env)
         )
         if not is_plain:
@@ -396,10 +399,21 @@ def _end(*raised: Any) -> NoReturn:
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    code = _flush(code & 0xFF)
     if raised and isinstance(raised[1], KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    os._exit(code & 0xFF)
+    os._exit(code)
+
+
+def _flush(code: int) -> int:
+    """Write what was printed, and return the exit code, which says so if that fails."""
+    with contextlib.suppress(Exception):
+        sys.stderr.flush()
+    try:
+        if not sys.stdout.closed:
+            sys.stdout.flush()
+    except Exception as error:  # noqa: BLE001
+        print(f"Exception ignored in: {sys.stdout!r}\n{error!r}", file=sys.stderr)
+        return _UNWRITTEN
+    return code

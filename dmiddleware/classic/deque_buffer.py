@@ -6,7 +6,7 @@ import copy
 import logging
 import pickle
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from dmiddleware.classic.arguments import check_count
 from dmiddleware.classic.buffer import Buffer
 from dmiddleware.classic.keywords import also_named
+from dmiddleware.classic.stored_rows import StoredRow
 from dmiddleware.data.buffer_state import check_state
 from dmiddleware.data.samplers import Eligible, Ints
 from dmiddleware.errors import CheckpointMismatch, NotEnoughData
@@ -29,19 +30,48 @@ __all__ = ["BufferedData", "DequeBuffer"]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
 class BufferedData:
     """One item of a :class:`DequeBuffer`, as sampling returns it.
 
-    Attributes:
+    Args:
         data: the object that was pushed, not a copy.
         index: its running number since the buffer was created; None for padding.
         meta: a copy of its metadata.
+
+    Attributes:
+        index: as given.
+        meta: as given.
+        stored: what the buffer holds: the data, or the row that stands for it.
     """
 
-    data: Any
-    index: int | None
-    meta: dict[str, Any] = field(default_factory=dict)
+    __slots__ = ("index", "meta", "stored")
+
+    def __init__(self, data: Any, index: int | None, meta: dict[str, Any] | None = None) -> None:
+        self.stored = data
+        self.index = index
+        self.meta = {} if meta is None else meta
+
+    @property
+    def data(self) -> Any:
+        """The object that was pushed, not a copy."""
+        return self.stored.as_dict() if isinstance(self.stored, StoredRow) else self.stored
+
+    @data.setter
+    def data(self, data: Any) -> None:
+        self.stored = data
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BufferedData):
+            return NotImplemented
+        return (self.data, self.index, self.meta) == (other.data, other.index, other.meta)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"BufferedData({self.data!r}, {self.index!r}, {self.meta!r})"
+
+    def __reduce__(self) -> Any:
+        return BufferedData, (self.data, self.index, self.meta)
 
 
 @dataclass(slots=True)
@@ -489,7 +519,7 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
     def _copy(self, index: int) -> BufferedData:
         item = self._slots[index % self._size]
         assert item is not None  # callers look up what is held
-        return BufferedData(item.data, item.index, item.meta.copy())
+        return BufferedData(item.stored, item.index, item.meta.copy())
 
 
 class _DeletedItems:

@@ -10,6 +10,7 @@ import torch
 from dmiddleware.classic.collate import collate_samples
 from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.classic.sequence_windows import SequenceWindows, padded
+from dmiddleware.classic.stored_rows import RowColumns, StoredRow
 from dmiddleware.errors import ConfigError
 from dmiddleware.files.schema import as_index
 from dmiddleware.policy.state import entry_of
@@ -25,9 +26,10 @@ _WINDOWS: Final = "windows"
 class DequeReplay:
     """A :class:`DequeBuffer` as the :class:`~dmiddleware.data.ReplayBuffer` of a chain.
 
-    The deque buffer stores each row as a dictionary, each whole episode of a collector as one item,
-    or, with ``unroll_len``, sequences for a policy such as R2D2. The metadata has the column
-    ``collect_iter``, if there is one, as ``train_iter_data_collected``. Sampled items are stacked
+    The items of the deque buffer are the rows, each a dictionary for whoever reads it; or the whole
+    episodes of a collector; or, with ``unroll_len``, sequences for a policy such as R2D2. The
+    metadata has the column ``collect_iter``, if there is one, as ``train_iter_data_collected``.
+    Rows of one structure are kept in columns until somebody reads them. Sampled items are stacked
     into a batch, with the index of each item as ``index``, and with ``weight`` if
     :class:`PriorityExperienceReplay` computes importance weights::
 
@@ -72,6 +74,7 @@ class DequeReplay:
         self._windows = None if unroll_len is None else SequenceWindows(unroll_len, 0)
         self._start_columns: frozenset[str] = frozenset()
         self.reads_counters = pass_train_iter
+        self._columns: RowColumns | None = None
 
     @property
     def size(self) -> int:
@@ -145,6 +148,12 @@ class DequeReplay:
             return [self.buffer.push(batch, meta=_meta(batch))]
         if batch["done"].dim() == 2:
             batch = flatten_lead(batch, 2)
+        if self._columns is None:
+            self._columns = RowColumns(self.size, batch)
+        if self._columns.fits(batch):
+            metas = _metas(batch)
+            stored = self._columns.add(batch)
+            return [self.buffer.push(*item) for item in zip(stored, metas, strict=True)]
         rows = (index_rows(batch, number) for number in range(len(batch["done"])))
         return [self.buffer.push(to_dict(row), meta=_meta(row)) for row in rows]
 
@@ -174,7 +183,21 @@ class DequeReplay:
         items: list[BufferedData] = self.buffer.sample(n, **options)
         if self._windows is not None:
             return [self._sequences(items, self._windows.length)]
-        return [collate_samples([_sample(item) for item in items])]
+        rows = self._gathered(items)
+        return [collate_samples([_sample(item) for item in items]) if rows is None else rows]
+
+    def _gathered(self, items: list[BufferedData]) -> Batch | None:
+        """Return the rows of items that are all in the columns; None: some are not."""
+        slots = []
+        for item in items:
+            row = item.stored
+            if not isinstance(row, StoredRow) or row.columns is not self._columns:
+                return None
+            slots.append(row.slot)
+        if not slots or self._columns is None:
+            return None
+        columns: dict[str, Any] = dict(items_of(self._columns.gather(slots)))
+        return as_tree(columns | _of_items(items))
 
     def _sequences(self, items: list[BufferedData], length: int) -> Batch:
         """Return sequences ``[length, n, …]``; start columns are those of the first rows."""
@@ -184,10 +207,7 @@ class DequeReplay:
         for name in self._start_columns & columns.keys():
             columns[name] = index_rows(columns[name], 0)
         columns["mask"] = torch.stack(masks, dim=1)
-        columns["index"] = torch.tensor([item.index for item in items])
-        if all("priority_IS" in item.meta for item in items):
-            columns["weight"] = torch.tensor([float(item.meta["priority_IS"]) for item in items])
-        return as_tree(columns)
+        return as_tree(columns | _of_items(items))
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Set ``priority`` in the metadata of items, ``[n]``; those no longer held are skipped."""
@@ -206,6 +226,21 @@ class DequeReplay:
         if self._windows is not None:
             self._windows.load_state_dict(entry_of(state, _WINDOWS))
         self.buffer.load_state_dict(rest)
+
+
+def _of_items(items: list[BufferedData]) -> dict[str, torch.Tensor]:
+    """Return the column ``index``, and ``weight`` if there are importance weights."""
+    columns = {"index": torch.tensor([item.index for item in items])}
+    if all("priority_IS" in item.meta for item in items):
+        columns["weight"] = torch.tensor([float(item.meta["priority_IS"]) for item in items])
+    return columns
+
+
+def _metas(rows: Batch) -> list[dict[str, Any]]:
+    """Return the metadata of each row ``[N, …]``."""
+    if "collect_iter" not in rows:
+        return [{} for _ in range(len(rows["done"]))]
+    return [{"train_iter_data_collected": update} for update in rows["collect_iter"].tolist()]
 
 
 def _meta(rows: Batch) -> dict[str, Any]:

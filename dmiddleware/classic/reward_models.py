@@ -132,15 +132,16 @@ class _LearnedReward(BaseRewardModel):
     def train(self, data: Any = None) -> None:
         """Make ``update_per_collect`` updates, each from ``batch_size`` collected transitions.
 
+        While fewer were collected, an update takes all of them.
+
         Raises:
-            NotEnoughData: if fewer were collected.
+            NotEnoughData: if none was collected.
         """
-        n_rows = self.cfg.batch_size
-        if len(self.train_data) < n_rows:
+        n_rows = min(self.cfg.batch_size, len(self.train_data))
+        if not n_rows:
             raise NotEnoughData(
-                f"{type(self).__name__} learns from {n_rows} transitions at a time, but "
-                f"{len(self.train_data)} were collected; call collect_data with more before train, "
-                "or lower batch_size"
+                f"{type(self).__name__} has no transitions to learn from; call collect_data before "
+                "train"
             )
         for _ in range(self.cfg.update_per_collect):
             rows = self._rows(random.sample(self.train_data, n_rows))

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy.typing as npt
@@ -97,21 +97,33 @@ _OF_CLASS: Final = (
 )  # fmt: skip
 _READ_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "_forward_learn": (
-        "_optimizer", "_learn_model", "_target_model", "_gamma", "_nstep", "_priority",
-        "_priority_IS_weight", "model",
+        "_learn_model", "_target_model", "_gamma", "_nstep", "_priority", "_priority_IS_weight",
+        "model",
     ),
     "_forward_collect": ("model",),
     "_forward_eval": ("model",),
     "_get_train_sample": ("_gamma", "_nstep"),
 }  # fmt: skip
 """Attributes that these hooks read in DI-engine, and do not read here."""
+_OPTIMIZERS: Final[Mapping[str, str]] = {
+    "_optimizer": "",
+    "_optimizer_actor": "actor",
+    "_optimizer_critic": "critic",
+    "_optimizer_policy": "actor",
+    "_optimizer_q": "critic",
+    "_optimizer_value": "value",
+    "_alpha_optim": "temperature",
+}
+"""Optimizers of DI-engine's policies, and the components here; empty: the only one."""
 _READ_IN_LEARNING: Final[Mapping[str, Any]] = {
     "priority": False,
-    "priority_IS_weight": False,
     "learn": {"ignore_done": False},
     "collect": {"unroll_len": 1},
 }
-"""Settings that DI-engine's policies read when they learn, and their defaults there."""
+"""Settings that DI-engine's policies read when they learn, and their defaults there.
+
+So does ``priority_IS_weight``, whose default there is False.
+"""
 _NEVER_CALLED: Final[Mapping[str, str]] = {
     "update": "_forward_learn(self, data)",
     "learn": "_forward_learn(self, data)",
@@ -167,7 +179,7 @@ class StockPolicy(CommandModePolicy):
     """
 
     core: ClassVar[type[CorePolicy]]
-    learn_from = "batch"
+    learn_from: ClassVar[Literal["batch", "samples"]] = "batch"
     policy: CorePolicy | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -182,6 +194,7 @@ class StockPolicy(CommandModePolicy):
         _check_methods(cls)
         if is_written:
             update_entries(cls.config, _missing(_READ_IN_LEARNING, entries_of(cls)))
+            cls.config["priority_IS_weight"] = False
             cls.learn_columns = vars(cls).get("learn_columns", ())
             cls.optional_columns = vars(cls).get("optional_columns")
         update_entries(cls.config, _in_names_of(cls, given))
@@ -193,7 +206,9 @@ class StockPolicy(CommandModePolicy):
         enable_field: Iterable[str] | None = None,
     ) -> None:
         super().__init__(cfg, model, enable_field)
-        self._check_attributes()
+        if self.policy is not None:
+            self._take_optimizers()
+            self._check_attributes(self.policy)
 
     def _build(self, cfg: Mapping[str, Any] | None, model: nn.Module | None) -> None:
         modes: Any = [field for field in _HOOKS if field in self._enabled]
@@ -340,7 +355,7 @@ class StockPolicy(CommandModePolicy):
             counts["eps"] = None  # one in the config is not passed on
         return dataclasses.replace(
             stock,
-            kind=stock.kind if "core" in vars(type(self)) else type(self),
+            kind=type(self) if any(map(self._writes, _HOOKS.values())) else stock.kind,
             settings=ClassicSettings(self.cfg, counts),
             learn_columns=self.learn_columns,
             optional_columns=self.optional_columns,
@@ -503,18 +518,38 @@ class StockPolicy(CommandModePolicy):
                 )
         return attributes
 
-    def _check_attributes(self) -> None:
+    def _take_optimizers(self) -> None:
+        """Let the stock update use the optimizers that a subclass has set.
+
+        Raises:
+            ConfigError: if one has other parameters than its network.
+            PolicyError: if the algorithm has no such optimizer.
+        """
+        if self._writes("_forward_learn") or "learn" not in self._enabled:
+            return
+        trained = {k: c for k, c in self._core().components.items() if c.optimizer is not None}
+        for name in [name for name in vars(self) if name in _OPTIMIZERS]:
+            component = trained.get(_OPTIMIZERS[name])
+            if not _OPTIMIZERS[name] and len(trained) == 1:
+                (component,) = trained.values()
+            if component is None:
+                raise PolicyError(
+                    f"{type(self).__name__} sets {name}, but {self.core.__name__} trains "
+                    f"{', '.join(trained)}; write _forward_learn too, or leave the optimizer out"
+                )
+            component.use_optimizer(vars(self).pop(name))
+        vars(self).pop("_stand_ins", None)
+
+    def _check_attributes(self, core: CorePolicy) -> None:
         """Refuse an attribute that a subclass sets for a stock hook, which would not read it.
 
         Raises:
             PolicyError: naming the attribute and the hook.
         """
-        if self.policy is None:
-            return
         for hook in (hook for hook in _READ_BY if not self._writes(hook)):
             for name in (name for name in _READ_BY[hook] if name in vars(self)):
                 value = vars(self)[name]
-                stock = getattr(self.policy, name, self._stand_ins.get(name))
+                stock = getattr(core, name, self._stand_ins.get(name))
                 if value is not stock and (not isinstance(value, int | float) or value != stock):
                     raise PolicyError(
                         f"{type(self).__name__} sets {name}={value!r:.100}, which the stock "

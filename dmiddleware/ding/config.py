@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from easydict import EasyDict
 
 from dmiddleware.ding.program import remember_seed, run_folder
+from dmiddleware.ding.registries import ENV_REGISTRY
 from dmiddleware.errors import ConfigError
+from dmiddleware.registry import import_modules
 from dmiddleware.worker import compile_config as core_compile_config
 from dmiddleware.worker import read_config
 from dmiddleware.worker.config_file import read_config_with_system
@@ -71,12 +73,13 @@ def compile_config(
     if world_model is not None or "world_model" in (create_cfg or {}):
         raise ConfigError("world models are not here; use a model-free algorithm")
     main = copy.deepcopy(dict(cfg))
+    main["env"] = {**_env_defaults(create_cfg), **main.get("env", {})}
     create = {name: (create_cfg or {})[name] for name in _CREATED if name in (create_cfg or {})}
     create = copy.deepcopy(create)
     if policy is not None:
         create["policy"] = {"type": policy}
     compiled = core_compile_config(with_own_envs(main), create, seed=seed, save=False)
-    result = EasyDict(_with_missing(compiled, copy.deepcopy(dict(cfg))))
+    result = EasyDict(_with_missing(compiled, main))
     result.seed = seed
     result.policy.collect.setdefault("unroll_len", 1)
     remember_seed(seed)
@@ -84,6 +87,24 @@ def compile_config(
         run_folder(result.exp_name).save_config(result)
         result.exp_name = str(run_folder(result.exp_name).path)
     return result
+
+
+def _env_defaults(create: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the defaults of the env class that a create config names, if its module is here."""
+    env = dict((create or {}).get("env", {}))
+    import_those_here(env.get("import_names") or ())
+    env_cls = ENV_REGISTRY.get(env["type"]) if env.get("type") in ENV_REGISTRY else None
+    return copy.deepcopy(dict(getattr(env_cls, "config", {})))
+
+
+def import_those_here(names: Iterable[str]) -> None:
+    """Import modules for the names that they register; those that are not here are left out."""
+    for name in names:
+        try:
+            import_modules([name])
+        except ModuleNotFoundError as error:
+            if not str(name).startswith(str(error.name)):
+                raise  # The module is here, and lacks another.
 
 
 def with_own_envs(main: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from typing import Any, Final
 from easydict import EasyDict
 from torch import nn
 
-from dmiddleware.ding.config import with_own_envs
+from dmiddleware.ding.config import import_those_here, with_own_envs
 from dmiddleware.ding.envs.base import get_vec_env_setting
 from dmiddleware.ding.envs.by_type import env_ids
 from dmiddleware.ding.envs.managers import get_env_manager_cls
 from dmiddleware.ding.registries import ENV_REGISTRY
-from dmiddleware.registry import import_modules
 from dmiddleware.worker import classic_run, offline_run, read_config, serial_run
 from dmiddleware.worker.config_file import read_config_with_system
 from dmiddleware.worker.entry import NO_LIMIT
@@ -194,14 +193,5 @@ def _envs(
 def _described(main: Mapping[str, Any], create: Mapping[str, Any]) -> EasyDict:
     """Return the whole config of an env, after importing the modules that it names."""
     described = EasyDict(copy.deepcopy({**main.get("env", {}), **create.get("env", {})}))
-    _import_those_here(described.get("import_names") or ())
+    import_those_here(described.get("import_names") or ())
     return described
-
-
-def _import_those_here(names: Sequence[str]) -> None:
-    for name in names:
-        try:
-            import_modules([name])
-        except ModuleNotFoundError as error:
-            if not str(name).startswith(str(error.name)):
-                raise  # The module is here, and lacks another.

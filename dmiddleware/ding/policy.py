@@ -9,6 +9,7 @@ from typing import Any, Final
 from torch import nn
 
 from dmiddleware.classic import CommandModePolicy, Policy, create_policy, get_policy_cls
+from dmiddleware.classic.learn_inputs import default_preprocess_learn
 from dmiddleware.ding.program import remember_policy
 from dmiddleware.model import CentralizedActorCritic
 from dmiddleware.policy import POLICY_REGISTRY
@@ -106,6 +107,7 @@ __all__ = [
     "CommandModePolicy",
     "Policy",
     "create_policy",
+    "default_preprocess_learn",
     "get_policy_cls",
     *(name for name, registered in _POLICIES.items() if registered in POLICY_REGISTRY),
 ]

@@ -52,8 +52,8 @@ class OldRegistry:
             RegistryError: if nothing is; the nearest names are listed.
         """
         registry: Registry[Any] = Registry(self._kind)
-        for known, entry in self._entries.items():
-            registry.register(known)(entry)
+        for key, entry in self._entries.items():
+            registry.register(key)(entry)
         return registry.get(name)
 
     def build(self, obj_type: str, *arguments: Any, **options: Any) -> Any:

@@ -118,14 +118,14 @@ def _words_of_config(words: list[str], ctx: click.Context) -> list[str]:
     """
     long_names = {"-c": "--file", "--config": "--file", "-s": "--seed"}
     parts = [word.partition("=") for word in words]
-    named = [long_names.get(name, name) + equals + value for name, equals, value in parts]
-    if not any(word.partition("=")[0] == "--file" for word in named):
+    arguments = [long_names.get(name, name) + equals + value for name, equals, value in parts]
+    if not any(word.partition("=")[0] == "--file" for word in arguments):
         raise click.UsageError(
             "name a config file after classic, such as: ditask --roles "
             "coordinator=1,learner=1,collector=2 classic -c cartpole_dqn_config.py",
             ctx,
         )
-    return ["--main", "dmiddleware.worker.commands.run_config", *named]
+    return ["--main", "dmiddleware.worker.commands.run_config", *arguments]
 
 
 def _make_option(info: SettingInfo, flag: Flag) -> click.Option:

@@ -223,18 +223,28 @@ class Component(Generic[M_co]):
             self._copies = list(target.parameters())
             self._buffers = list(zip(target.buffers(), module.buffers(), strict=True))
         if self._make_optimizer is not None:
-            trained = [p for p in module.parameters() if p.requires_grad]
             if isinstance(self._make_optimizer, MakeOptimizer):
                 rate = self._make_optimizer.learning_rate
+                trained = [p for p in module.parameters() if p.requires_grad]
+                self.use_optimizer(self._make_optimizer.make(trained, lr=rate.start))
                 self.schedule = None if rate.type == "constant" else rate
-                self.optimizer = self._make_optimizer.make(trained, lr=rate.start)
             else:
-                self.optimizer = self._make_optimizer
-            self._parameters = _checked_parameters(self.optimizer, trained)
-            if type(self.optimizer) in (FusedAdam, RMSprop):
-                self._apply = self.optimizer.apply  # type: ignore[attr-defined]
-            else:
-                self._apply = OpaqueStep(self.optimizer, self._parameters)
+                self.use_optimizer(self._make_optimizer)
+
+    def use_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Train with an optimizer of torch from the next step on, at its own learning rate.
+
+        Raises:
+            ConfigError: if it needs a closure, or has other parameters than the module.
+        """
+        module: Any = self.module
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self._parameters = _checked_parameters(optimizer, trained)
+        self.optimizer, self.schedule = optimizer, None
+        if type(optimizer) in (FusedAdam, RMSprop):
+            self._apply = optimizer.apply  # type: ignore[attr-defined]
+        else:
+            self._apply = OpaqueStep(optimizer, self._parameters)
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the optimizer, but not its options: the component keeps its own.

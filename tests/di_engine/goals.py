@@ -59,7 +59,8 @@ def _in_words(seen: dict[str, Any]) -> str:
     ratio = seen["train_iter"] / max(1, seen["env_step"])
     bounds = seen.get("actions")
     actions = f", actions {bounds[0]:.2f} to {bounds[1]:.2f}" if bounds else ""
-    return f"{max(seen['evaluations']):g} after {seen['env_step']} steps, {ratio:.3f} updates a step{actions}"
+    best, n_steps = max(seen["evaluations"]), seen["env_step"]
+    return f"{best:g} after {n_steps} steps, {ratio:.3f} updates a step{actions}"
 
 
 def _with_ditask(checkout: Path, name: str) -> Row:

@@ -1,4 +1,4 @@
-"""The loop of ``ding/example/dqn.py`` here and in DI-engine, in turns: env steps a second.
+"""The loop of ``ding/example/dqn.py`` here and in DI-engine: env steps a second of CPU time.
 
 DI-engine needs an environment of its own: NumPy 1.26 and gym 0.25.1. Its Python is the argument
 ``--di-engine PYTHON``.
@@ -30,7 +30,8 @@ HERE = sys.argv[1] == "here"
 if HERE:
     import dmiddleware.ding
 from ding.framework import task
-from ding.framework.middleware import StepCollector, eps_greedy_handler, data_pusher, OffPolicyLearner
+from ding.framework.middleware import StepCollector, eps_greedy_handler
+from ding.framework.middleware import data_pusher, OffPolicyLearner
 from ding.framework.context import OnlineRLContext
 from ding.config import compile_config
 from ding.data import DequeBuffer
@@ -76,7 +77,7 @@ def run(checkout: Path, di_engine: Path) -> Row:
         there.append(_measure(checkout, di_engine, "there"))
     ratio = statistics.median(here) / statistics.median(there)
     text = (
-        f"{ratio:.1f} x: {statistics.median(here):.0f} env steps a second here "
+        f"{ratio:.1f} x: {statistics.median(here):.0f} env steps a CPU second here "
         f"({', '.join(f'{value:.0f}' for value in here)}), {statistics.median(there):.0f} in "
         f"DI-engine 0.5.3 ({', '.join(f'{value:.0f}' for value in there)})"
     )

@@ -12,8 +12,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 import dmiddleware.ding  # noqa: F401 (opens the door)
 from dmiddleware.ding import config
+from dmiddleware.ding.envs.adapter import AsGymnasium
 from dmiddleware.ding.framework.global_task import ProgramTask
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
@@ -46,11 +49,21 @@ def main(file: str, checkout: str, seconds: float, seed: int) -> None:
         run(task, max_step)
         seen["stopped"] = task.stop_reason
 
+    step = AsGymnasium.step
+
+    def stepped(env: AsGymnasium, action: Any) -> Any:
+        values = np.asarray(action)
+        if values.dtype.kind == "f":
+            low, high = seen.get("actions", (0.0, 0.0))
+            seen["actions"] = min(low, float(values.min())), max(high, float(values.max()))
+        return step(env, action)
+
     def compiled(*arguments: Any, **options: Any) -> Any:
         return compile_config(*arguments, **{**options, "seed": seed})
 
     ProgramTask.run = watched  # type: ignore[method-assign]
     config.compile_config = compiled
+    AsGymnasium.step = stepped  # type: ignore[method-assign]
     sys.path.insert(0, checkout)
     sys.argv = [file]
     runpy.run_path(file, run_name="__main__")

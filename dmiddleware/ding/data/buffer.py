@@ -176,12 +176,12 @@ class DequeBuffer(classic.DequeBuffer):
 
 
 def _independent(result: list[Any]) -> list[Any]:
-    seen: set[int | None] = set()
+    drawn: set[int | None] = set()
     groups = [part if isinstance(part, list) else [part] for part in result]
     for item in [item for group in groups for item in group]:
-        if item.index in seen:
+        if item.index in drawn:
             item.data = copy.deepcopy(item.data)
-        seen.add(item.index)
+        drawn.add(item.index)
     return result
 
 

@@ -63,11 +63,11 @@ class Parallel(_RouterFace):
             "on_failure": "restart" if auto_recover else "abort",
             **others,
         }
-        given = {name: value for name, value in options.items() if value not in (None, ())}
+        chosen = {name: value for name, value in options.items() if value not in (None, ())}
 
         def run(main: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
             program = partial(main, *arguments, **keywords)
-            with launch(program, roles=None, **given) as started:
+            with launch(program, roles=None, **chosen) as started:
                 started.wait()
 
         return run

@@ -77,9 +77,9 @@ class RowView(Sequence[Row]):
     def set_value(self, name: str, number: int, value: Any) -> None:
         """Set a value of one row; a new column is zero elsewhere."""
         if name not in self._changed:
-            known = dict(items_of(self._rows))
+            columns = dict(items_of(self._rows))
             empty = [torch.zeros_like(torch.as_tensor(value))] * len(self)
-            self._changed[name] = list(known[name]) if name in known else empty
+            self._changed[name] = list(columns[name]) if name in columns else empty
         self._changed[name][number] = value
 
     def batch(self) -> Batch:

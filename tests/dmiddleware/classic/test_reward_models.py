@@ -58,13 +58,17 @@ def test_an_intrinsic_reward_is_added_kept_beside_or_put_instead_of_the_other() 
     assert all(float(row["reward"]) == 2.0 for row in rows), "the buffer's rewards are unchanged"
 
 
-def test_too_few_transitions_are_refused() -> None:
-    curiosity = model("rnd")
-    curiosity.collect_data(transitions(7))
-    with pytest.raises(NotEnoughData, match="7 were collected"):
-        curiosity.train()
+def test_it_learns_from_what_there_is_and_needs_something() -> None:
+    curiosity = model("rnd", intrinsic_reward_type="assign")
+    curiosity.collect_data(transitions(3))
+    before = curiosity.reward_model.predictor.module[0].state_dict()
+    weights = {name: tensor.clone() for name, tensor in before.items()}
+    curiosity.train()
+    after = curiosity.reward_model.predictor.module[0].state_dict()
+    assert any(not torch.equal(after[name], tensor) for name, tensor in weights.items())
     curiosity.clear_data()
-    assert curiosity.train_data == []
+    with pytest.raises(NotEnoughData, match="collect_data"):
+        curiosity.train()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from dmiddleware.classic import (
 )
 from dmiddleware.classic.model_wrappers import model_wrap
 from dmiddleware.env import EnvTimestep
-from dmiddleware.errors import CheckpointMismatch, PolicyError
+from dmiddleware.errors import CheckpointMismatch, ConfigError, PolicyError
 from dmiddleware.model import MODEL_REGISTRY
 from dmiddleware.policy import POLICY_REGISTRY, DQNPolicy
 from dmiddleware.worker import serial_run
@@ -280,7 +280,49 @@ def test_an_own_model_to_collect_with_acts(model):
     assert policy.collect_mode.forward({4: obs[0]}, eps=0.0)[4]["action"].shape == ()
 
 
-@pytest.mark.parametrize("name", ["_optimizer", "_gamma", "_model", "_learn_model"])
+def test_the_stock_update_uses_the_optimizer_of_a_subclass(model, rows):
+    class Still(DQN):
+        def _init_learn(self):
+            super()._init_learn()
+            self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.0)
+
+    class Fast(DQN):
+        def _init_learn(self):
+            self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.5, momentum=0.9)
+
+    still, fast = Still(model), Fast(model)
+    before = copy.deepcopy(dict(still._model.state_dict()))
+    for policy in (still, fast):
+        assert policy.learn_mode.forward(rows)["total_loss"] > 0
+    assert same(before, dict(still._model.state_dict()))
+    assert not same(before, dict(fast._model.state_dict()))
+    assert fast._optimizer is fast.policy.components["q"].optimizer
+    state = fast.learn_mode.state_dict()
+    assert "momentum_buffer" in state["optimizer"]["q"]["state"]["0"]
+    resumed = Fast({**model, "seed": 3})
+    resumed.learn_mode.load_state_dict(state)
+    for policy in (fast, resumed):
+        policy.learn_mode.forward(rows)
+    assert same(dict(fast._model.state_dict()), dict(resumed._model.state_dict()))
+
+
+def test_an_optimizer_that_the_algorithm_cannot_use_is_refused(model):
+    class Half(DQN):
+        def _init_learn(self):
+            self._optimizer = torch.optim.SGD([next(self._model.parameters())], lr=0.1)
+
+    with pytest.raises(ConfigError, match="parameters"):
+        Half(model)
+
+    class WithActor(DQN):
+        def _init_learn(self):
+            self._optimizer_actor = torch.optim.SGD(self._model.parameters(), lr=0.1)
+
+    with pytest.raises(PolicyError, match=r"_optimizer_actor.*trains q"):
+        WithActor(model)
+
+
+@pytest.mark.parametrize("name", ["_gamma", "_model", "_learn_model", "_target_model"])
 def test_an_attribute_that_no_hook_reads_is_refused(name, model):
     class Ignored(DQN):
         def _init_learn(self):

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 60.0
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("warm_processes")]
 
 START = """
 import multiprocessing, os, signal, sys, threading, time

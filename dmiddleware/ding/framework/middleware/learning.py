@@ -13,7 +13,8 @@ from dmiddleware.classic import DequeBuffer, DequeReplay
 from dmiddleware.ding.utils.data import offline_data_save_type
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import middleware as declared
-from dmiddleware.tree import Batch, cat, flatten_lead, index_rows, to_dict
+from dmiddleware.tree import Batch, cat, flatten_lead, index_rows, map_leaves, to_dict
+from dmiddleware.worker.sequence_learning import sequence_length
 from middleware import (
     DataPusher,
     GAEEstimator,
@@ -53,8 +54,13 @@ __all__ = [
 _REPLAYS: Final[weakref.WeakKeyDictionary[DequeBuffer, DequeReplay]] = weakref.WeakKeyDictionary()
 
 
-def _replay(buffer: Any) -> Any:
-    """Return a deque buffer as the replay buffer of a chain, the same one for each middleware."""
+def _replay(buffer: Any, cfg: EasyDict | None = None) -> Any:
+    """Return a deque buffer as the replay buffer of a chain, the same one for each middleware.
+
+    Args:
+        buffer: the deque buffer, or a list of buffers, each with its share of a batch.
+        cfg: the config, which says whether the policy learns from sequences.
+    """
     if isinstance(buffer, Mapping):
         raise ConfigError("a dictionary of buffers is that of PPG off-policy, which is not here")
     if isinstance(buffer, list | tuple):
@@ -62,8 +68,44 @@ def _replay(buffer: Any) -> Any:
     if not isinstance(buffer, DequeBuffer):
         return buffer
     if buffer not in _REPLAYS:
-        _REPLAYS[buffer] = DequeReplay(buffer)
+        _REPLAYS[buffer] = _new_replay(buffer, {} if cfg is None else cfg.policy)
     return _REPLAYS[buffer]
+
+
+def _new_replay(buffer: DequeBuffer, policy: Mapping[str, Any]) -> DequeReplay:
+    length = sequence_length(policy)
+    if "burnin_step" in policy or "burn_in" in policy:
+        return DequeReplay(buffer, unroll_len=length)
+    return DequeReplay(buffer) if length == 1 else LaneReplay(buffer, length)
+
+
+class LaneReplay(DequeReplay):
+    """Holds lanes, sequences that may go on over the end of an episode, as IMPALA learns them."""
+
+    def __init__(self, buffer: DequeBuffer, length: int) -> None:
+        super().__init__(buffer, whole_episodes=True)
+        self._length = length
+
+    def push(self, batch: Batch) -> list[int]:
+        """Store the rows ``[T, E, …]`` of each env, ``length`` to an item; the rest is left out."""
+        n_steps, n_envs = batch["done"].shape
+        starts = range(0, n_steps - self._length + 1, self._length)
+        return [
+            index
+            for start in starts
+            for env in range(n_envs)
+            for index in super(LaneReplay, self).push(
+                index_rows(batch, (slice(start, start + self._length), env))
+            )
+        ]
+
+    def sample_ahead(self, n: int, *, at_most: int, counters: Any = None) -> list[Batch]:
+        """Draw lanes ``[length, n, …]``."""
+        lanes = super().sample_ahead(n, at_most=at_most, counters=counters)
+        return [
+            map_leaves(lambda leaf: leaf.transpose(0, 1) if leaf.dim() > 1 else leaf, batch)
+            for batch in lanes
+        ]
 
 
 class MixedReplay:
@@ -134,7 +176,7 @@ class _Pusher(DataPusher):
 
 def data_pusher(cfg: EasyDict, buffer_: Any, group_by_env: bool | None = None) -> DataPusher:
     """Push what was collected: whole episodes if the collector collects episodes, else rows."""
-    return _Pusher(_replay(buffer_))
+    return _Pusher(_replay(buffer_, cfg))
 
 
 def sqil_data_pusher(cfg: EasyDict, buffer_: Any, expert: bool) -> Any:
@@ -180,7 +222,7 @@ def OffPolicyLearner(  # noqa: N802 (DI-engine's name)
         reward_model: changes the rewards of each batch by its ``estimate``.
         log_freq: no effect: the logger has the interval.
     """
-    replay = _replay(buffer_)
+    replay = _replay(buffer_, cfg)
     if reward_model is not None:
         replay = _Rewarded(replay, reward_model)
     return _learner(cfg, policy, replay)
@@ -244,7 +286,9 @@ def _plain(transition: dict[str, Any]) -> dict[str, Any]:
 
 def offpolicy_data_fetcher(cfg: EasyDict, buffer_: Any, data_shortage_warning: bool = False) -> Any:
     """Draw a batch of ``cfg.policy.learn.batch_size`` rows into ``ctx.train_data``."""
-    return core_offpolicy_data_fetcher(_replay(buffer_), batch_size=cfg.policy.learn.batch_size)
+    return core_offpolicy_data_fetcher(
+        _replay(buffer_, cfg), batch_size=cfg.policy.learn.batch_size
+    )
 
 
 class _RowsFetcher(BaseMiddleware[OfflineRLContext]):
@@ -333,6 +377,8 @@ def gae_estimator(cfg: EasyDict, policy: Any, buffer_: Any = None) -> Any:
     @declared(roles=(Role.LEARNER,), reads=("trajectories",), fills=(replay,))
     def push(ctx: Any) -> None:
         estimate(ctx)
+        if ctx.train_data is None:  # nothing was collected
+            return
         replay.push(ctx.train_data)
         ctx.train_data = None
 

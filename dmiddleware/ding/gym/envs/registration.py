@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 from collections.abc import Callable
@@ -53,6 +54,7 @@ def make(id: str, **options: Any) -> Any:
     return OldEnv(gymnasium.make(name, **options))
 
 
+@functools.cache
 def newest_id(env_id: str) -> str:
     """Return the id that Gymnasium makes in place of an old one; the same if it works."""
     name, _, version = env_id.rpartition("-v")

@@ -55,6 +55,7 @@ def test_a_buffer_that_was_dropped_leaves_no_files(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("warm_processes")
 def test_a_process_that_was_killed_leaves_no_files(tmp_path):
     script = f"""
     import pathlib, threading, torch
