@@ -117,8 +117,6 @@ _UNUSED: Final[Mapping[str, str]] = {
     "collect.expert_data_path": _RECORD,
     "collect.save_path": _RECORD,
     "collect.state_dict_path": _RECORD,
-    "other.eps.collect": _RECORD,
-    "learn.learner.load_path": _LOAD,
     "learn.kl_beta": _NO_PRETRAINED,
     "learn.kl_type": _NO_PRETRAINED,
     "learn.pretrained_model_path": _NO_PRETRAINED,
@@ -182,10 +180,13 @@ def split_classic(
     sizes = [places for places in _SIZES if all(_find(entries, at) is _ABSENT for at in places)]
     read = (*_READ_BY_WORKERS, *(place for places in sizes for place in places))
     reasons = {**_UNUSED, **UNUSED_BY.get(owner, {})}
+    recorded = _pop(cfg, "other.eps.collect")  # a schedule has no such key
     others = _take(cfg, (*read, *reasons), entries)
     unused = [
         f"{path} ({why})" for path, why in reasons.items() if _find(others, path) is not _ABSENT
     ]
+    if recorded is not _ABSENT:
+        unused.append(f"other.eps.collect ({_RECORD})")
     if unused and "cfg_type" not in given:  # a merged config has been logged before
         _log.warning("%s: these settings change nothing here: %s", owner, "; ".join(unused))
     return cfg, others

@@ -57,6 +57,7 @@ CONVERSIONS: Final = (
     Conversion("rtg_target", "target_return"),
     Conversion("batch_size", "learn.batch_size"),
     Conversion("learning_rate", "learn.learning_rate", _warmed_up, ("warmup_steps",)),
+    Conversion("lr", "learn.learning_rate", _warmed_up, ("warmup_steps",)),
     Conversion("wt_decay", "learn.weight_decay"),
     Conversion("clip_grad_norm_p", "learn.grad_clip_norm"),
 )

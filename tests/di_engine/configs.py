@@ -7,7 +7,7 @@ makes two updates, in a process of its own that is forked from a warm one.
 What a run has of its own, so that two updates come soon, is in :func:`_shrunk`: two envs at most,
 short episodes, small batches, few rows before the first update and a small replay buffer. Network,
 algorithm, env and its wrappers are those of the file. A config for several ranks gets a process
-group of one. A config that learns from recorded data gets random rows of the spaces of its env.
+group of one, and one that begins with a checkpoint begins without. A config that learns from recorded data gets random rows of the spaces of its env.
 """
 
 from __future__ import annotations
@@ -253,6 +253,7 @@ def _shrunk(
     if create.get("policy", {}).get("type") in _OF_SEQUENCES:
         _limit(collect, "n_sample", _N_SEQUENCES)
         _limit(learn, "batch_size", _N_SEQUENCES)
+    learn.get("learner", {}).get("hook", {}).pop("load_ckpt_before_run", None)
     n_steps = max(_N_ROWS, 2 * _unroll_len(policy))
     for section, key, limit in (
         (policy, "random_collect_size", n_steps),
