@@ -7,7 +7,8 @@ makes two updates, in a process of its own that is forked from a warm one.
 What a run has of its own, so that two updates come soon, is in :func:`_shrunk`: two envs at most,
 short episodes, small batches, few rows before the first update and a small replay buffer. Network,
 algorithm, env and its wrappers are those of the file. A config for several ranks gets a process
-group of one, and one that begins with a checkpoint begins without. A config that learns from recorded data gets random rows of the spaces of its env.
+group of one, and one that begins with a checkpoint begins without. A config that learns from
+recorded data gets random rows of the spaces of its env.
 """
 
 from __future__ import annotations
