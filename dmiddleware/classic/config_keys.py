@@ -75,6 +75,7 @@ _NSTEP: Final = "values learn the returns that collect.gae_lambda makes"
 
 _UNUSED: Final[Mapping[str, str]] = {
     "load_path": _LOAD,
+    "expert_random_collect_size": "a program reads it",
     "priority": "this algorithm has no priorities",
     "priority_IS_weight": "this algorithm has no priorities",
     "multi_agent": "the environment says whether it has several agents",

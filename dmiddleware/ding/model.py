@@ -46,7 +46,17 @@ _MODELS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 }  # fmt: skip
 """DI-engine's networks: the registered names of those here, and its arguments by position."""
 
-_ALIASES: Final[Mapping[str, str]] = {"MAQAC": "DiscreteMAQAC", "QAC": "ContinuousQAC"}
+_ALIASES: Final[Mapping[str, str]] = {
+    "MAQAC": "DiscreteMAQAC",
+    "QAC": "ContinuousQAC",
+    "QACEnsemble": "EDAC",
+}
+
+_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "DQN": {"dueling": True},
+    "DRQN": {"dueling": True},
+}
+"""Where DI-engine's default is another than that here."""
 
 _FIXED: Final[Mapping[str, Mapping[str, Any]]] = {
     "ContinuousBC": {"action_space": "continuous"},
@@ -67,7 +77,8 @@ def _face(name: str) -> type[nn.Module]:
     def build(self: Any, *arguments: Any, **options: Any) -> None:
         if len(arguments) > len(positions):
             raise ConfigError(f"{name} takes {', '.join(positions)} by position, others by name")
-        options = {**dict(zip(positions, arguments, strict=False)), **options}
+        by_position = dict(zip(positions, arguments, strict=False))
+        options = {**_DEFAULTS.get(name, {}), **by_position, **options}
         encoder = options.pop("encoder", None)
         if encoder is not None:
             _build_around(self, network, encoder, kind, options)

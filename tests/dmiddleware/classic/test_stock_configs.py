@@ -66,7 +66,7 @@ def test_keys_are_named_with_their_paths() -> None:
         ({"learn": {"batchsize": 3}}, r"learn\.batchsize; did you mean learn\.batch_size"),
         ({"learn": {"double": 1}}, r"learn\.double must be True or False, got 1"),
         ({"learn": {"learning_rate": "1e-4"}}, r"learn\.learning_rate must be .* write 1\.0e-4"),
-        ({"batch_size": 3}, r"unknown key batch_size; did you mean learn\.batch_s"),
+        ({"learning_rate": 3}, r"unknown key learning_rate; did you mean learn\.learning_r"),
         ({"n_step": 3}, r"did you mean nstep\?"),
         ({"discount": 0.9}, r"did you mean discount_factor\?"),
     ):

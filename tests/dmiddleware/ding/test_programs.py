@@ -270,7 +270,7 @@ def test_a_network_takes_a_state_of_di_engine() -> None:
     model = DQN(4, 2, [16, 8])
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     assert shapes["head.0.weight"][0] == 8
-    names = {"encoder": "encoder.init.", "head": "head.Q."}
+    names = {"encoder": "encoder.init.", "head": "head.A.", "value_head": "head.V."}
     state = {}
     for name, value in model.state_dict().items():
         part, _, rest = name.partition(".")
