@@ -118,8 +118,6 @@ _UNUSED: Final[Mapping[str, str]] = {
     "collect.expert_data_path": _RECORD,
     "collect.save_path": _RECORD,
     "collect.state_dict_path": _RECORD,
-    "other.eps.collect": _RECORD,
-    "learn.learner.load_path": _LOAD,
     "learn.kl_beta": _NO_PRETRAINED,
     "learn.kl_type": _NO_PRETRAINED,
     "learn.pretrained_model_path": _NO_PRETRAINED,
@@ -183,10 +181,13 @@ def split_classic(
     sizes = [places for places in _SIZES if all(_find(entries, at) is _ABSENT for at in places)]
     read = (*_READ_BY_WORKERS, *(place for places in sizes for place in places))
     reasons = {**_UNUSED, **UNUSED_BY.get(owner, {})}
+    recorded = _pop(cfg, "other.eps.collect")  # a schedule has no such key
     others = _take(cfg, (*read, *reasons), entries)
     unused = [
         f"{path} ({why})" for path, why in reasons.items() if _find(others, path) is not _ABSENT
     ]
+    if recorded is not _ABSENT:
+        unused.append(f"other.eps.collect ({_RECORD})")
     if unused and "cfg_type" not in given:  # a merged config has been logged before
         _log.warning("%s: these settings change nothing here: %s", owner, "; ".join(unused))
     return cfg, others
@@ -229,12 +230,12 @@ def _refuse_values(cfg: dict[str, Any], entries: Mapping[str, Any], owner: str) 
 def _convert(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
     """Replace settings whose values stand for other ones here."""
     done = []
-    for old, new, convert in CONVERSIONS:
+    for old, new, convert, reads in CONVERSIONS:
         value = _find(cfg, old)
         is_here = _find(entries, new) is not _ABSENT and _find(entries, old) is _ABSENT
         if value is _ABSENT or not is_here:
             continue
-        done.append(old)
+        done += [old, *reads]
         if _find(cfg, new) is _ABSENT:
             _set(cfg, new, convert(value, cfg))
     for old in done:

@@ -15,12 +15,14 @@ class Conversion(NamedTuple):
     Attributes:
         old: its path in DI-engine.
         new: the path here; an algorithm that does not have it is not concerned.
-        convert: returns the value here, from the value there and the config; None: it is the same.
+        convert: returns the value here, from the value there and the config.
+        reads: what else of the config becomes part of the value.
     """
 
     old: str
     new: str
     convert: Callable[[Any, Mapping[str, Any]], Any] = lambda value, cfg: value
+    reads: tuple[str, ...] = ()
 
 
 def _gap(threshold: float, cfg: Mapping[str, Any]) -> float | None:
@@ -49,13 +51,13 @@ CONVERSIONS: Final = (
     Conversion("learn.learning_rate_q", "learn.learning_rate_value"),
     Conversion("learn.learning_rate_q", "learn.learning_rate_critic"),
     Conversion("learn.learning_rate_policy", "learn.learning_rate_actor"),
-    # CQL's squared error is halved here, and its penalty is a mean over the actions.
-    Conversion("learn.lagrange_thresh", "learn.lagrange_gap", _gap),
+    Conversion("learn.lagrange_thresh", "learn.lagrange_gap", _gap, ("learn.with_lagrange",)),
     # A decision transformer has its settings outside of the sections.
     Conversion("rtg_scale", "return_scale"),
     Conversion("rtg_target", "target_return"),
     Conversion("batch_size", "learn.batch_size"),
-    Conversion("learning_rate", "learn.learning_rate", _warmed_up),
+    Conversion("learning_rate", "learn.learning_rate", _warmed_up, ("warmup_steps",)),
+    Conversion("lr", "learn.learning_rate", _warmed_up, ("warmup_steps",)),
     Conversion("wt_decay", "learn.weight_decay"),
     Conversion("clip_grad_norm_p", "learn.grad_clip_norm"),
 )

@@ -49,6 +49,7 @@ from dmiddleware.worker.env_config import (
     refuse_absent,
     take_normalization,
     take_unused,
+    unused_settings,
 )
 from dmiddleware.worker.evaluator import create_serial_evaluator, get_serial_evaluator_cls
 from dmiddleware.worker.learner import LEARNER_REGISTRY, BaseLearner, create_learner
@@ -403,8 +404,10 @@ def _ask_for_samples(cfg: dict[str, Any]) -> None:
 
 
 def section_of(cfg: dict[str, Any], part: str) -> dict[str, Any]:
-    """Return the section of a part of the pipeline, such as ``"learner"``."""
-    return _section(cfg, _PARTS[part][0])
+    """Return what a part of the pipeline, such as ``"learner"``, reads of its section."""
+    section, unused = _section(cfg, _PARTS[part][0]), unused_settings(part)
+    declared = _options_of(_class_of(part, section, cfg), unused)
+    return {key: value for key, value in section.items() if key not in unused or key in declared}
 
 
 def _section(cfg: dict[str, Any], path: str) -> dict[str, Any]:

@@ -36,6 +36,7 @@ __all__ = [
     "refuse_absent",
     "take_normalization",
     "take_unused",
+    "unused_settings",
 ]
 
 _log = logging.getLogger(__name__)
@@ -110,10 +111,19 @@ _INSTEAD: Final = {
 """Keys of DI-engine's own envs, and what does the same here."""
 
 _UNUSED_OF_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
-    "replay_buffer": {"sliced": "sequences begin at any row of an episode, or every stride rows"},
+    "learner": {"load_path": "to start from a checkpoint, set hook.load_ckpt_before_run"},
+    "replay_buffer": {
+        "max_use": "only an advanced buffer counts how often it has given something",
+        "sliced": "sequences begin at any row of an episode, or every stride rows",
+    },
     "collector": {"get_train_sample": "this collector returns training samples anyway"},
 }
 """Settings of the parts that change nothing here, and what does instead."""
+
+
+def unused_settings(part: str) -> Collection[str]:
+    """Return the settings of DI-engine that a part has only if its class declares them."""
+    return _UNUSED_OF_PARTS.get(part, {}).keys()
 
 
 def take_unused(

@@ -7,7 +7,8 @@ makes two updates, in a process of its own that is forked from a warm one.
 What a run has of its own, so that two updates come soon, is in :func:`_shrunk`: two envs at most,
 short episodes, small batches, few rows before the first update and a small replay buffer. Network,
 algorithm, env and its wrappers are those of the file. A config for several ranks gets a process
-group of one. A config that learns from recorded data gets random rows of the spaces of its env.
+group of one, and one that begins with a checkpoint begins without. A config that learns from
+recorded data gets random rows of the spaces of its env.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tests.di_engine.rows import Row, counts
 __all__ = ["config_files", "run"]
 
 _N_AT_A_TIME: Final = 2
-_LIMIT_S: Final = 150.0
+_LIMIT_S: Final = 600.0
 _N_UPDATES: Final = 2
 _N_ENVS: Final = 2
 _EPISODE_STEPS: Final = 10
@@ -107,7 +108,6 @@ def _warm_up() -> None:
     import dmiddleware.worker.commands  # noqa: F401
 
     torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
 
 
 def _received(reader: Connection, path: Path, checkout: Path) -> Row:
@@ -127,6 +127,7 @@ def _answer(path: Path, checkout: Path, writer: Connection) -> None:
     """Run one config in this process, and send what became of it."""
     with tempfile.TemporaryDirectory(dir=_scratch()) as folder, contextlib.chdir(folder):
         name = _name(path, checkout)
+        logging.disable(logging.WARNING)
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             if "CONFIGS_SHOW" not in os.environ:
@@ -253,6 +254,7 @@ def _shrunk(
     if create.get("policy", {}).get("type") in _OF_SEQUENCES:
         _limit(collect, "n_sample", _N_SEQUENCES)
         _limit(learn, "batch_size", _N_SEQUENCES)
+    learn.get("learner", {}).get("hook", {}).pop("load_ckpt_before_run", None)
     n_steps = max(_N_ROWS, 2 * _unroll_len(policy))
     for section, key, limit in (
         (policy, "random_collect_size", n_steps),

@@ -1,12 +1,13 @@
 """Keys that DI-engine's configs of policies have."""
 
 import logging
+import math
 
 import pytest
 import torch
 
 from dmiddleware.classic import Policy, create_policy, get_policy_cls
-from dmiddleware.errors import ConfigError
+from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.policy import POLICY_REGISTRY
 
 VECTOR = {"obs_shape": 4, "action_shape": 2}
@@ -94,6 +95,30 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
         ("fqf", {"learn": {"ent_coef": 0.1}}, "learn.entropy_weight", 0.1),
         ("discrete_cql", {"learn": {"min_q_weight": 4.0}}, "learn.cql_alpha", 4.0),
         ("cql", {"learn": {"min_q_weight": 10.0}}, "learn.cql_alpha", 5.0),
+        ("cql", {"learn": {"lagrange_thresh": -1.0}}, "learn.lagrange_gap", None),
+        (
+            "cql",
+            {"learn": {"with_lagrange": True, "lagrange_thresh": 5.0, "min_q_weight": 5.0}},
+            "learn.lagrange_gap",
+            pytest.approx(1.0 - math.log(30)),
+        ),
+        ("iql", {"learn": {"beta": 0.05}}, "learn.inverse_temperature", 20.0),
+        ("iql", {"learn": {"beta": 0.05}}, "learn.max_advantage_weight", 20.0),
+        ("iql", {"learn": {"tau": 0.9}}, "learn.expectile", 0.9),
+        ("iql", {"learn": {"learning_rate_q": 1e-3}}, "learn.learning_rate_value", 1e-3),
+        ("iql", {"learn": {"learning_rate_q": 1e-3}}, "learn.learning_rate_critic", 1e-3),
+        ("iql", {"learn": {"learning_rate_policy": 1e-3}}, "learn.learning_rate_actor", 1e-3),
+        ("dt", {"rtg_scale": 200}, "return_scale", 200),
+        ("dt", {"rtg_target": 195}, "target_return", 195),
+        ("dt", {"batch_size": 8}, "learn.batch_size", 8),
+        ("dt", {"wt_decay": 1e-4}, "learn.weight_decay", 1e-4),
+        ("dt", {"clip_grad_norm_p": 0.5}, "learn.grad_clip_norm", 0.5),
+        (
+            "dt",
+            {"learning_rate": 1e-3, "warmup_steps": 10},
+            "learn.learning_rate",
+            {"type": "linear", "start": 1e-4, "end": 1e-3, "decay": 10, "by": "update"},
+        ),
     ],
 )
 def test_settings_get_the_names_that_they_have_here(name, given, path, value, caplog):
@@ -318,3 +343,35 @@ def test_every_stock_policy_accepts_the_keys_of_nearly_all_configs(caplog):
         cls = get_policy_cls({"type": name})
         cfg = cls.merged_config({"load_path": "", "priority": False, "priority_IS_weight": False})
         assert cfg.load_path == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "word"),
+    [
+        ("dqn", {"noisy_net": True}, "rainbow"),
+        ("ppo", {"learn": {"pretrained_model_path": "expert.pth.tar"}}, "pretrained"),
+        ("a2c", {"learn": {"betas": (0.0, 0.99)}}, "betas"),
+        ("bc", {"loss_type": "l1_loss"}, "squared error"),
+    ],
+)
+def test_a_setting_that_would_change_what_is_learned_is_not_dropped(name, given, word):
+    with pytest.raises(ConfigError, match=word):
+        create_policy({**config_of(name), **given})
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("dqn", {"noisy_net": False}),
+        ("ppo", {"learn": {"pretrained_model_path": None, "kl_beta": 0.05}}),
+        ("bc", {"loss_type": "mse_loss"}),
+    ],
+)
+def test_such_a_setting_may_say_that_it_is_off(name, given):
+    create_policy({**config_of(name), **given})
+
+
+@pytest.mark.parametrize("name", ["pd", "happo", "stevesac"])
+def test_an_algorithm_of_di_engine_that_is_not_here_says_what_to_use(name):
+    with pytest.raises(RegistryError, match=r"of DI-engine is not here; .*use"):
+        get_policy_cls({"type": name})

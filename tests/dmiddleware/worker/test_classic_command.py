@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from dmiddleware.data import (
@@ -22,8 +23,8 @@ from dmiddleware.errors import ConfigError, DatasetError
 from dmiddleware.launch.cli import ditask
 from dmiddleware.policy import DQNPolicy, SACPolicy
 from dmiddleware.rollout import RolloutCollector
-from dmiddleware.worker import offline_run, read_config
-from dmiddleware.worker.commands import run_config
+from dmiddleware.worker import BaseLearner, offline_run, read_config
+from dmiddleware.worker.commands import checked_mode, run_config
 from dmiddleware.worker.config_file import read_config_with_system
 from tests.dmiddleware.launch.ditask_process import DITASK
 from tests.variants import mostly_slow
@@ -81,12 +82,23 @@ def test_a_config_trains_by_play(name, line):
 @pytest.mark.parametrize("line", [(), ("-m", "serial_offline")])
 def test_a_config_trains_from_its_data(line):
     rows = rows_of("Pendulum-v1", SACPolicy)
-    # DI-engine's env scales actions to its bounds itself, so recorded ones are in [-1, 1].
-    write_hdf5("pendulum.hdf5", {**dict(rows.items()), "action": rows["action"] / 2})
+    rows["action"] /= 2  # the config's env maps actions from [-1, 1] to its bounds itself
+    write_hdf5("pendulum.hdf5", rows)
     found = call("pendulum_td3_bc", "-s", "0", *line)
     assert found.exit_code == 0, found.output
     assert "update 10 " in found.output, "two epochs of 600 rows in batches of 128"
     assert state_of("pendulum_td3_bc_seed0")["model"]
+
+
+def test_a_mode_that_is_not_here_is_refused_with_what_to_use_instead():
+    assert checked_mode(None, {"policy": {}}) == "serial"
+    assert checked_mode(None, {"policy": {}}, data="rows.safetensors") == "serial_offline"
+    assert checked_mode("parallel", {}) == "parallel"
+    for mode, word in (("serial_gail", "RewardLearner"), ("serial_dyna", "world models")):
+        with pytest.raises(ConfigError, match=word):
+            checked_mode(mode, {})
+    with pytest.raises(ConfigError, match="the modes are serial"):
+        checked_mode("serial_unheard_of", {})
 
 
 @pytest.mark.parametrize("mode", ["bc", "serial_bc"])
@@ -95,6 +107,71 @@ def test_behavior_cloning_takes_its_data_from_the_command_line(mode):
     found = call("cartpole_bc", "-s", "0", "-m", mode, "--data", "rows.safetensors")
     assert found.exit_code == 0, found.output
     assert "update 30 " in found.output, "three epochs of 600 rows in batches of 64"
+
+
+def transformer_config(**policy):
+    main = {
+        "exp_name": "dt",
+        "env": {"evaluator_env_num": 1, "n_evaluator_episode": 1},
+        "dataset": {"rtg_scale": 100, "data_dir_prefix": "rows.safetensors", "context_len": 5},
+        "policy": {
+            "model": {
+                "state_dim": 4, "act_dim": 2, "n_blocks": 1, "h_dim": 8, "context_len": 5,
+                "n_heads": 1, "drop_p": 0.1, "continuous": False,
+            },
+            "batch_size": 100,
+            "rtg_target": 100,
+            **policy,
+        },
+    }  # fmt: skip
+    return main, {"env": {"type": "cartpole"}, "policy": {"type": "dt"}}
+
+
+def test_a_decision_transformer_learns_from_the_sequences_of_its_dataset():
+    save_dataset("rows.safetensors", rows_of("CartPole-v1", DQNPolicy))
+    policy = offline_run(*transformer_config(), show_progress=False)
+    assert policy.get_attribute("train_iter") == 6, "as many batches as the rows fill"
+    assert policy.cfg.return_scale == 100
+
+
+def learned_rewards(monkeypatch, **env):
+    rewards = []
+
+    def noted(learner, batch, *args, **kwargs):
+        rewards.append(batch["reward"])
+        return [{}]
+
+    monkeypatch.setattr(BaseLearner, "train", noted)
+    main, create = read_config(CONFIGS / "cartpole_bc_config.py")
+    main = {**main, "env": {**main["env"], **env}}
+    offline_run(main, create, data="rows.safetensors", show_progress=False)
+    return torch.cat(rewards)
+
+
+@pytest.mark.parametrize(
+    ("kind", "smallest", "largest"),
+    [(None, 1.0, 1.0), ("iql_antmaze", 0.0, 0.0), ("antmaze", 1.5, 1.5)],
+)
+def test_rewards_of_data_are_scaled_as_the_env_says(kind, smallest, largest, monkeypatch):
+    save_dataset("rows.safetensors", rows_of("CartPole-v1", DQNPolicy))
+    rewards = learned_rewards(monkeypatch, reward_norm=kind)
+    assert (rewards.min(), rewards.max()) == (smallest, largest)
+
+
+def test_rewards_can_be_divided_by_the_span_of_the_returns(monkeypatch):
+    rows = rows_of("CartPole-v1", DQNPolicy)
+    save_dataset("rows.safetensors", rows)
+    rows = load_rows("rows.safetensors")
+    ends = rows["done"].nonzero().flatten() + 1
+    lengths = ends.diff(prepend=torch.zeros(1, dtype=ends.dtype))
+    rewards = learned_rewards(monkeypatch, reward_norm="iql_locomotion")
+    assert rewards.max() == pytest.approx(1000 / float(lengths.max() - lengths.min()))
+
+
+def test_an_unknown_way_to_scale_rewards_is_refused(monkeypatch):
+    save_dataset("rows.safetensors", rows_of("CartPole-v1", DQNPolicy))
+    with pytest.raises(ConfigError, match="iql_locomotion"):
+        learned_rewards(monkeypatch, reward_norm="by_hand")
 
 
 def test_the_seed_decides():
