@@ -210,10 +210,10 @@ def _refuse_values(cfg: dict[str, Any], entries: Mapping[str, Any], owner: str) 
 def _convert(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
     """Replace settings whose values stand for other ones here."""
     done = []
-    for old, new, convert in CONVERSIONS:
+    for old, new, convert, beside in CONVERSIONS:
         value = _find(cfg, old)
         is_here = _find(entries, new) is not _ABSENT and _find(entries, old) is _ABSENT
-        if value is _ABSENT or not is_here:
+        if value is _ABSENT or not is_here or (beside and _find(entries, beside) is _ABSENT):
             continue
         done.append(old)
         if _find(cfg, new) is _ABSENT:
@@ -232,13 +232,6 @@ def _apply_switches(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
             _set(cfg, "learn.target_noise", 0.0)
         elif noise is True and _find(cfg, "learn.noise_sigma") is _ABSENT:
             _set(cfg, "learn.noise_sigma", 0.2)
-    weight: Any = _ABSENT
-    if _find(entries, "learn.cql_alpha") is not _ABSENT:
-        weight = _pop(cfg, "learn.min_q_weight")
-    if weight is not _ABSENT and _find(cfg, "learn.cql_alpha") is _ABSENT:
-        # Squared errors of critics are halved here; the quantile loss is the same.
-        is_halved = _find(entries, "learn.lagrange_gap") is not _ABSENT
-        _set(cfg, "learn.cql_alpha", weight / 2 if is_halved else weight)
     if _find(cfg, "learn.grad_clip_type") not in (_ABSENT, "clip_norm"):
         _pop(cfg, "learn.grad_clip_value")
         _pop(cfg, "learn.clip_value")

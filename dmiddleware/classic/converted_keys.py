@@ -16,11 +16,14 @@ class Conversion(NamedTuple):
         old: its path in DI-engine.
         new: the path here; an algorithm that does not have it is not concerned.
         convert: returns the value here, from the value there and the config; None: it is the same.
+        beside: another path that the algorithm must have; empty: none. Of several conversions to
+            one path, the first counts.
     """
 
     old: str
     new: str
     convert: Callable[[Any, Mapping[str, Any]], Any] = lambda value, cfg: value
+    beside: str = ""
 
 
 def _gap(threshold: float, cfg: Mapping[str, Any]) -> float | None:
@@ -49,9 +52,13 @@ CONVERSIONS: Final = (
     Conversion("learn.learning_rate_q", "learn.learning_rate_value"),
     Conversion("learn.learning_rate_q", "learn.learning_rate_critic"),
     Conversion("learn.learning_rate_policy", "learn.learning_rate_actor"),
-    # CQL's squared error is halved here, and its penalty is a mean over the actions.
+    # CQL's squared error is halved here, unlike the loss of quantiles of discrete CQL, and its
+    # penalty is a mean over the actions.
     Conversion("learn.lagrange_thresh", "learn.lagrange_gap", _gap),
-    Conversion("learn.min_q_weight", "learn.cql_alpha", lambda value, cfg: value / 2),
+    Conversion(
+        "learn.min_q_weight", "learn.cql_alpha", lambda value, cfg: value / 2, "learn.lagrange_gap"
+    ),
+    Conversion("learn.min_q_weight", "learn.cql_alpha"),
     # A decision transformer has its settings outside of the sections.
     Conversion("rtg_scale", "return_scale"),
     Conversion("rtg_target", "target_return"),
