@@ -10,9 +10,11 @@ from dmiddleware import Task
 from dmiddleware.command_line import DefaultsBy
 from dmiddleware.env import EnvSettings, make_env_manager
 from dmiddleware.policy import (
+    BCQSettings,
     BCSettings,
     CQLSettings,
     DecisionTransformerSettings,
+    EDACSettings,
     IQLSettings,
     Policy,
     PolicySettings,
@@ -34,13 +36,17 @@ from middleware import (
 )
 from middleware.programs.offline import make_dataset_buffer
 
-Algo = Literal["bc", "td3_bc", "cql", "iql", "dt"]
+Algo = Literal["bc", "td3_bc", "bcq", "cql", "edac", "iql", "dt"]
+SMALL = {"actor_hidden_sizes": [64, 64], "critic_hidden_sizes": [64, 64]}
 ENV = EnvSettings("Pendulum-v1", env_num=10)
 POLICIES: dict[Algo, PolicySettings] = {
     "bc": BCSettings(model={"encoder_hidden_sizes": [256, 256], "activation": "relu"}),
     "td3_bc": TD3BCSettings(),
+    # Smaller networks than in their papers, which would take many times as long.
+    "bcq": BCQSettings(model={**SMALL, "vae_hidden_sizes": [128, 128]}),
     # Fewer actions than in the paper, which would take twice the time.
     "cql": CQLSettings(n_actions=4, obs_norm=True),
+    "edac": EDACSettings(learning_rate_q=1e-3, learning_rate_policy=1e-3, model=SMALL),
     "iql": IQLSettings(),
     "dt": DecisionTransformerSettings(learning_rate=1e-3, model={"embed_size": 64}),
 }

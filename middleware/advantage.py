@@ -103,7 +103,8 @@ class GAEEstimator(BaseMiddleware[OnlineRLContext]):
 
     Reads:
         ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]`` with the columns ``value``,
-            ``episode_id`` and those of every transition.
+            ``episode_id`` and those of every transition; None if an exchange pauses collecting to
+            keep its pace.
 
     Writes:
         ctx.train_data: the same rows with the columns ``adv`` and ``ret`` float32; ``reward`` has
@@ -126,6 +127,8 @@ class GAEEstimator(BaseMiddleware[OnlineRLContext]):
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Estimate."""
+        if ctx.trajectories is None:
+            return
         ctx.train_data = rows = self._estimate(rows_of(ctx.trajectories))
         explained = explained_variance(
             rows["value"], rows["ret"], mask=agents_that_take_part(rows.get("obs"))

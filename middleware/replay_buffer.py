@@ -28,8 +28,8 @@ __all__ = [
 class DataPusherSettings(Settings):
     """The options of :class:`DataPusher`."""
 
-    what: Literal["trajectories", "episodes"] = "trajectories"
-    """Push trajectories, or episodes one after the other."""
+    what: Literal["trajectories", "episodes", "train_data"] = "trajectories"
+    """Push trajectories, episodes one after the other, or what an estimator made of them."""
 
 
 class DataPusher(BaseMiddleware[OnlineRLContext], TakesSettings[DataPusherSettings]):
@@ -44,8 +44,8 @@ class DataPusher(BaseMiddleware[OnlineRLContext], TakesSettings[DataPusherSettin
         settings: the options, each by keyword; see :class:`DataPusherSettings`.
 
     Reads:
-        ctx.trajectories, or ctx.episodes: the data collected in this step; None if an exchange
-        pauses collecting to keep its pace.
+        ctx.trajectories, ctx.episodes or ctx.train_data: the data collected in this step; None if
+        an exchange pauses collecting to keep its pace.
 
     Raises:
         ConfigError: if ``buffer`` is not a buffer, or an option is not valid.
@@ -72,7 +72,8 @@ class DataPusher(BaseMiddleware[OnlineRLContext], TakesSettings[DataPusherSettin
             for episode in ctx.episodes or ():
                 self._push(rows_of(episode, name="ctx.episodes"), push)
             return
-        collected: object = ctx.trajectories
+        is_estimated = self.settings.what == "train_data"
+        collected: object = ctx.train_data if is_estimated else ctx.trajectories
         if collected is None or (isinstance(collected, list) and not collected):
             return
         rows = collected if isinstance(collected, Batch) else rows_of(collected)

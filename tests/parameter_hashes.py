@@ -27,6 +27,7 @@ from tests.dmiddleware.policy.every_policy import (
     env_for,
     made,
     on_policy_batch,
+    to_store,
 )
 
 N_ROUNDS = 4
@@ -66,7 +67,7 @@ def hash_of(cls: Any, **options: Any) -> str:
         collector = RolloutCollector(policy, envs)
         buffer = None
         for _ in range(N_ROUNDS):
-            rows = collector.collect(N_ENVS * 24)
+            rows = to_store(policy, collector.collect(N_ENVS * 24))
             if policy.on_policy:
                 data = on_policy_batch(policy, rows)
             elif buffer is None:

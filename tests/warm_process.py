@@ -54,6 +54,7 @@ _LONGEST: Final = 1 << 17
 _MOST_FILES: Final = 200
 NewProcess: Final = subprocess.Popen
 _UNWRITTEN: Final = 120
+_MEASURED: Final = "COVERAGE_PROCESS_CONFIG"  # coverage measures nothing of such a fork
 _NUMBER: Final = struct.Struct(">i")
 _CHILD: Final = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
@@ -94,6 +95,7 @@ class _Request:
             and (words[0] in ("-c", "-m") or not words[0].startswith("-"))
             and call["preexec_fn"] is None
             and not call["shell"]
+            and _MEASURED not in env
             and _read_at_start(env) == _read_at_start(_warm().env)
         )
         if not is_plain:

@@ -35,6 +35,13 @@ _RENAMED: Final[Mapping[str, str]] = {
     "learn.c_clip_ratio": "learn.c_clip",
     "learn.ce_label_smooth": "learn.label_smoothing",
     "learn.alpha": "learn.bc_alpha",
+    "learn.learning_rate_q": "learn.learning_rate_critic",
+    "learn.learning_rate_policy": "learn.learning_rate_actor",
+    "learn.learning_rate_dis": "learn.learning_rate_critic",
+    "learn.learning_rate_cont": "learn.learning_rate_actor",
+    "learn.lmbda": "learn.min_weight",
+    "model.phi": "learn.max_perturbation",
+    "learn.with_q_entropy": "learn.backup_entropy",
     "learn.num_actions": "learn.n_actions",
     "learn.learning_rate_quantile": "learn.learning_rate",
     "learn.ent_coef": "learn.entropy_weight",
@@ -64,6 +71,8 @@ _LOAD: Final = "to start from a checkpoint, set learn.learner.hook.load_ckpt_bef
 _RECORD: Final = "serial_run trains; record data in a chain, by OfflineDataSaver"
 _NO_PRETRAINED: Final = "no algorithm here stays close to a pretrained policy"
 
+_NSTEP: Final = "values learn the returns that collect.gae_lambda makes"
+
 _UNUSED: Final[Mapping[str, str]] = {
     "load_path": _LOAD,
     "priority": "this algorithm has no priorities",
@@ -81,6 +90,10 @@ _UNUSED: Final[Mapping[str, str]] = {
     "learn.ignore_done": "a time limit is not a terminal state here, so nothing has to be ignored",
     "learn.reparameterization": "the algorithm is written with it",
     "learn.value_network": "the algorithm is written without it",
+    "learn.update_circle": "every update changes both networks",
+    "learn.init_w": "the last layer begins as the others do",
+    "learn.learning_rate_alpha": "this algorithm tunes no temperature",
+    "learn.learning_rate_value": "this algorithm has no network of state values",
     "learn.noise": "this algorithm has no noise on targets",
     "learn.noise_range": "this algorithm has no noise on targets",
     "learn.noise_sigma": "this algorithm has no noise on targets",
@@ -90,6 +103,11 @@ _UNUSED: Final[Mapping[str, str]] = {
     "learn.lr_scheduler": "give learn.learning_rate as a schedule",
     "learn.iqn": "the algorithm does not mix the two",
     "collect.gae_lambda": "this algorithm estimates no advantages by it",
+    "nstep": "this algorithm has no n-step targets",
+    "learn.nstep": "this algorithm has no n-step targets",
+    "transition_with_policy_data": "rows have what the policy returned",
+    "nstep_return": _NSTEP,
+    "learn.nstep_return": _NSTEP,
     "collect.collector_logit": "an algorithm that needs logits collects them",
     "collect.each_iter_n_sample": "collect.n_sample counts",
     "collect.collector_env_num": _ENV_NUM,

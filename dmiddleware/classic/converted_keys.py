@@ -71,7 +71,11 @@ CONVERSIONS: Final = (
 
 _USE_RAINBOW: Final = "use the algorithm rainbow, which has noisy layers"
 
+_USE_GAE: Final = "values learn the returns that collect.gae_lambda makes; leave it out"
+
 REFUSED_VALUES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "nstep_return": ((False,), _USE_GAE),
+    "learn.nstep_return": ((False,), _USE_GAE),
     "noisy_net": ((False, None), _USE_RAINBOW),
     "learn.pretrained_model_path": (
         (None, ""),

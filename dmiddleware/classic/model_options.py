@@ -20,6 +20,7 @@ _RENAMED: Final = {
     "quantile_embedding_size": "n_cosines",
     "state_dim": "obs_shape", "act_dim": "action_shape", "h_dim": "embed_size",
     "context_len": "context_length", "n_blocks": "n_layers", "drop_p": "dropout",
+    "vae_hidden_dims": "vae_hidden_sizes",
 }  # fmt: skip
 
 _SIZES: Final = (
@@ -36,6 +37,7 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     "bound_type": (None,),
     "critic_head_type": ("categorical",),
     "res_link": (False,),
+    "multi_pass": (False,),
     "norm_type": (None,),
     "dropout": (None,),
 }
@@ -48,10 +50,17 @@ _INSTEAD: Final = {
     "norm_type": "set norm='layer'",
     "dropout": "give a network of your own",
     "res_link": "give a network of your own",
+    "multi_pass": "every choice sees the numbers of all choices; leave it and action_mask out",
     "agent_obs_shape": "set obs_shape",
     "global_obs_shape": "the state of the environment is part of the observation",
 }
 """What to write instead of an argument that no network here has."""
+
+_HYBRID: Final[Mapping[str, tuple[str, str]]] = {
+    "action_type_shape": ("action_type", "discrete"),
+    "action_args_shape": ("action_args", "continuous"),
+}
+"""Names in the shape of a hybrid action, and the names and kinds of its parts."""
 
 _HEAD: Final = "head_hidden_sizes"
 _CONVOLUTIONS: Final = ((8, 4), (4, 2), (3, 1))
@@ -92,6 +101,7 @@ def _renamed(options: Mapping[str, Any], parameters: Collection[str]) -> dict[st
     for key, values in _FIXED.items():
         if key in own and own[key] in values and (key not in parameters or key == "action_space"):
             del own[key]
+    _take_hybrid(own)
     if "twin_critic" in own and "n_critics" in parameters:
         own["n_critics"] = 2 if own.pop("twin_critic") else 1
     for key in _INSTEAD.keys() & own.keys() - set(parameters):
@@ -99,6 +109,8 @@ def _renamed(options: Mapping[str, Any], parameters: Collection[str]) -> dict[st
             f"model.{key}={own[key]!r} of DI-engine has no counterpart here; {_INSTEAD[key]}"
         )
     _take_encoder(own, parameters)
+    if "ensemble_num" in own and "n_critics" in parameters:
+        _take_ensemble(own)
     _take_heads(own, parameters)
     if isinstance(own.get("activation"), nn.Module) and "activation" in parameters:
         own["activation"] = _name_of(own["activation"])
@@ -134,7 +146,11 @@ def _take_encoder(own: dict[str, Any], parameters: Collection[str]) -> None:
 
 def _take_heads(own: dict[str, Any], parameters: Collection[str]) -> None:
     for width, n_layers, new, n_more in _SIZES:
-        if new in parameters and width not in parameters and width in own:
+        if new not in parameters or width in parameters or width not in own:
+            continue
+        if isinstance(own[width], list | tuple):  # the widths of all layers
+            own[new] = list(own.pop(width))
+        else:
             own[new] = [own.pop(width)] * (own.pop(n_layers, 1) + n_more)
     if "share_encoder" not in parameters or "head_hidden_sizes" not in parameters:
         return
@@ -147,6 +163,25 @@ def _take_heads(own: dict[str, Any], parameters: Collection[str]) -> None:
         )
     if given:
         own.setdefault("head_hidden_sizes", given[0])
+
+
+def _take_hybrid(own: dict[str, Any]) -> None:
+    """Take the action of a choice with numbers, whose parts have other names there."""
+    shape = own.get("action_shape")
+    if isinstance(shape, Mapping) and shape.keys() == _HYBRID.keys():
+        own["action_shape"] = {_HYBRID[name][0]: size for name, size in shape.items()}
+        own["action_space"] = dict(_HYBRID.values())
+        sizes = own.pop("encoder_hidden_size_list", None)
+        if sizes is not None:  # each of the two networks has such an encoder
+            own |= {"actor_hidden_sizes": list(sizes), "critic_hidden_sizes": list(sizes)}
+
+
+def _take_ensemble(own: dict[str, Any]) -> None:
+    """Take an ensemble of critics, which has no layer in front of its head."""
+    own["n_critics"] = own.pop("ensemble_num")
+    if "critic_head_hidden_size" in own:
+        n_layers = own.pop("critic_head_layer_num", 1)
+        own["critic_hidden_sizes"] = [own.pop("critic_head_hidden_size")] * n_layers
 
 
 def _head(own: dict[str, Any], kind: str) -> list[int] | None:

@@ -36,7 +36,7 @@ from dmiddleware.policy import modes as core
 from dmiddleware.policy.acting import check_finite
 from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.registry import nearest
-from dmiddleware.rl import with_advantages, with_nstep_returns
+from dmiddleware.rl import discounted_return, with_advantages, with_nstep_returns
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.tree import (
     Batch,
@@ -47,6 +47,7 @@ from dmiddleware.tree import (
     leaves,
     map_leaves,
     stack,
+    with_columns,
 )
 
 __all__ = [
@@ -529,7 +530,7 @@ def _acting_on_both(mode: core.CollectMode | core.EvalMode) -> Callable[..., dic
 
 
 def _with_targets(spec: PolicySpec, batch: Batch) -> Batch:
-    """Return a trajectory ``[T, 1, …]`` with n-step returns or advantages.
+    """Return a trajectory ``[T, 1, …]`` with n-step returns, advantages or whole returns.
 
     Workers that learn from lists do no more than this with it, while in a chain the buffer or an
     estimator computes them.
@@ -544,6 +545,9 @@ def _with_targets(spec: PolicySpec, batch: Batch) -> Batch:
         )
         spec.observe_returns(estimated["ret"], estimated["obs"])
         return estimated
+    if "ret" in spec.learn_columns and spec.discount is not None:
+        columns = (batch["reward"], batch["terminated"], batch["done"])
+        return with_columns(batch, ret=discounted_return(*columns, discount=spec.discount))
     if spec.n_step > 1 and spec.discount is not None:
         return with_nstep_returns(batch, n=spec.n_step, discount=spec.discount)
     return batch

@@ -168,7 +168,7 @@ def _exists(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
-        return False  # A parent of it is no package.
+        return False  # A parent of it is a module, not a package.
 
 
 def _on_disk(fullname: str) -> importlib.machinery.ModuleSpec | None:

@@ -42,7 +42,7 @@ _PROGRAM: Final = _Program()
 
 def remember_seed(seed: int) -> None:
     """Take the seed of the program's config, from which the envs' seeds are derived."""
-    _PROGRAM.seed = int(seed)
+    _PROGRAM.seed, _PROGRAM.n_managers = int(seed), 0
 
 
 def next_env_seed() -> int:

@@ -10,6 +10,7 @@ from dmiddleware.model.actor_q import (
     QEnsemble,
 )
 from dmiddleware.model.actor_qv import ActorQV, BoundedGaussianActor, StateValue
+from dmiddleware.model.bcq import ActionVAE, BCQNetwork, Perturbation
 from dmiddleware.model.decision_transformer import DecisionTransformer
 from dmiddleware.model.discrete_actor_q import DiscreteActorQ
 from dmiddleware.model.encoders import (
@@ -20,6 +21,7 @@ from dmiddleware.model.encoders import (
     VectorEncoder,
     make_encoder,
 )
+from dmiddleware.model.hybrid_q import HybridQNetwork, ParameterActor
 from dmiddleware.model.layers import (
     MLP,
     Init,
@@ -82,6 +84,11 @@ __all__ = [
     "ActorQV",
     "BoundedGaussianActor",
     "StateValue",
+    "BCQNetwork",
+    "ActionVAE",
+    "Perturbation",
+    "HybridQNetwork",
+    "ParameterActor",
     "DecisionTransformer",
     "Network",
     "RecurrentNetwork",

@@ -106,14 +106,14 @@ class QEnsemble(nn.Module):
 
         Args:
             obs: ``[B, *obs_shape]``.
-            action: ``[B, A]`` float32.
+            action: ``[B, A]`` float32, or ``[n_critics, B, A]``, one for each estimate.
 
         Returns:
             ``[n_critics, B]``, or the quantiles ``[n_critics, B, n_quantiles]``.
         """
         features = obs if self.encoder is None else call(self.encoder, obs)
-        x = torch.cat([features.float(), action], -1)
-        values: torch.Tensor = self.layers(x.expand(self.n_critics, *x.shape))
+        x = torch.cat([features.float().expand(*action.shape[:-1], -1), action], -1)
+        values: torch.Tensor = self.layers(x.expand(self.n_critics, *x.shape[-2:]))
         return values.squeeze(-1) if self.n_quantiles is None else values
 
 

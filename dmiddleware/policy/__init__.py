@@ -9,6 +9,7 @@ from dmiddleware.policy.actor_critic import (
 )
 from dmiddleware.policy.advantage import AdvantagePolicy, AdvantageSettings
 from dmiddleware.policy.bc import BCPolicy, BCSettings
+from dmiddleware.policy.bcq import BCQPolicy, BCQSettings
 from dmiddleware.policy.component import (
     Component,
     TargetRule,
@@ -28,6 +29,7 @@ from dmiddleware.policy.discrete_cql import DiscreteCQLPolicy, DiscreteCQLSettin
 from dmiddleware.policy.discrete_sac import DiscreteSACPolicy, DiscreteSACSettings
 from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings, QRDQNPolicy, QRDQNSettings
 from dmiddleware.policy.dqn import DQNPolicy, DQNSettings
+from dmiddleware.policy.edac import EDACPolicy, EDACSettings
 from dmiddleware.policy.fqf import FQFPolicy, FQFSettings
 from dmiddleware.policy.impala import IMPALAPolicy, IMPALASettings
 from dmiddleware.policy.iql import IQLPolicy, IQLSettings
@@ -47,6 +49,9 @@ from dmiddleware.policy.modes import (
     spec_of,
 )
 from dmiddleware.policy.obs_norm import DatasetNormSettings, ObsNorm, ObsNormSettings
+from dmiddleware.policy.off_policy_ppo import OffPolicyPPOPolicy, OffPolicyPPOSettings
+from dmiddleware.policy.pdqn import PDQNPolicy, PDQNSettings
+from dmiddleware.policy.pg import PGPolicy, PGSettings
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.policy_settings import DiscountedSettings, PolicySettings
@@ -132,8 +137,12 @@ __all__ = [
     "R2D2Settings",
     "PPOPolicy",
     "PPOSettings",
+    "OffPolicyPPOPolicy",
+    "OffPolicyPPOSettings",
     "RecurrentPPOPolicy",
     "RecurrentPPOSettings",
+    "PGPolicy",
+    "PGSettings",
     "A2CPolicy",
     "A2CSettings",
     "IMPALAPolicy",
@@ -148,14 +157,20 @@ __all__ = [
     "D4PGSettings",
     "TD3Policy",
     "TD3Settings",
+    "PDQNPolicy",
+    "PDQNSettings",
     "TQCPolicy",
     "TQCSettings",
     "BCPolicy",
     "BCSettings",
     "TD3BCPolicy",
     "TD3BCSettings",
+    "BCQPolicy",
+    "BCQSettings",
     "CQLPolicy",
     "CQLSettings",
+    "EDACPolicy",
+    "EDACSettings",
     "DiscreteCQLPolicy",
     "DiscreteCQLSettings",
     "IQLPolicy",

@@ -125,14 +125,14 @@ class CQLPolicy(SACPolicy):
         action = torch.cat([random_action, drawn, next_drawn])
         log_density = torch.cat([uniform, log_prob, next_log_prob])
         n = len(action)
-        repeated: Value = map_leaves(lambda leaf: repeated_rows(leaf, n), obs)
-        q = self.critics(critic, repeated, action.flatten(0, 1))
+        q = self.critics(critic, repeated_rows(obs, n), action.flatten(0, 1))
         by_action: torch.Tensor = q.unflatten(1, (n, -1))  # type: ignore[no-untyped-call]
         integral = (by_action - log_density).logsumexp(1) - math.log(n)
         gap = integral - self.critics(critic, obs, self.codec.to_raw(batch["action"]))
         return gap.mean(-1)
 
 
-def repeated_rows(leaf: torch.Tensor, n: int) -> torch.Tensor:
-    """Return ``[n * B, …]``: rows ``[B, …]``, ``n`` times."""
-    return leaf.expand(n, *leaf.shape).flatten(0, 1)
+def repeated_rows(obs: Value, n: int) -> Value:
+    """Return observations ``[n * B, …]``: rows ``[B, …]``, ``n`` times."""
+    repeated: Value = map_leaves(lambda leaf: leaf.expand(n, *leaf.shape).flatten(0, 1), obs)
+    return repeated

@@ -144,6 +144,19 @@ _METRICS: Final = (
     ),
     Metric("cql_alpha", "", "the weight of CQL's penalty", "constant; with `lagrange_gap`, tuned"),
     Metric(
+        "gradient_similarity",
+        "",
+        "how much EDAC's critics agree on how a better action differs: the mean cosine of their "
+        "gradients, summed over the critics",
+        "falls, below the number of critics",
+    ),
+    Metric(
+        "vae_loss",
+        "",
+        "the loss of BCQ's autoencoder: the squared error of actions, and half of the divergence",
+        "falls, then levels off",
+    ),
+    Metric(
         "advantage",
         _RETURN,
         "the mean advantage of the actions in the data",

@@ -20,7 +20,7 @@ from dmiddleware.settings import Count, Fraction, Positive
 from dmiddleware.torch_private import call
 from dmiddleware.tree import Columns, Nested, Value
 
-__all__ = ["Forward", "Inputs", "QLearningPolicy", "QLearningSettings"]
+__all__ = ["Epsilon", "Forward", "Inputs", "QLearningPolicy", "QLearningSettings"]
 
 Forward: TypeAlias = Literal["online", "target", "choice", "act"]
 """A forward of a network: in an update, of the online network for the loss, of the target network,

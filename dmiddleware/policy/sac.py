@@ -140,7 +140,7 @@ class SACPolicy(TDPolicy):
 
     def critics(self, critic: nn.Module, obs: Value, action: Tensor) -> Tensor:
         """Return ``[n_critics, B]``, the values of actions ``[B, A]`` by critics or targets."""
-        return critic_values(critic(obs, action), len(action))
+        return critic_values(critic(obs, action), action.shape[-2])
 
     def draw_action(self, obs: Value, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions ``[B, A]`` that noise makes of observations, and their log-densities."""

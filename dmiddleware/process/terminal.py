@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import bdb
+import contextlib
 import io
+import os
 import sys
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, TextIO
 
-__all__ = ["can_redraw", "needs_terminal", "printable", "print_any_text"]
+__all__ = ["can_redraw", "drop_unwritten", "needs_terminal", "printable", "print_any_text"]
 
 
 class _Stream(Protocol):
@@ -24,6 +27,20 @@ def print_any_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+
+
+def drop_unwritten(stream: TextIO) -> None:
+    """Drop what a stream could not write, which Python would try again at the end and fail."""
+    with contextlib.suppress(OSError, ValueError):
+        descriptor = stream.fileno()
+        copy = os.dup(descriptor)
+        try:
+            with Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), descriptor)
+            stream.flush()
+        finally:
+            os.dup2(copy, descriptor)
+            os.close(copy)
 
 
 def can_redraw(stream: _Stream | None) -> bool | None:

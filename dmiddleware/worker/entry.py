@@ -115,6 +115,7 @@ def compile_config(
         if env.get(_EVALUATOR_KEYS[name]) is not None:
             evaluator.setdefault(name, env[_EVALUATOR_KEYS[name]])
     _share_priorities(cfg)
+    _ask_for_samples(cfg)
     for part, (path, _) in _PARTS.items():
         section = _section(cfg, path)
         build = _class_of(part, section, cfg)
@@ -391,6 +392,14 @@ def _share_priorities(cfg: dict[str, Any]) -> None:
     for name in _options_of(get_buffer_cls(buffer), ("priority", "priority_IS_weight")):
         if name in cfg["policy"]:
             buffer.setdefault(name, cfg["policy"][name])
+
+
+def _ask_for_samples(cfg: dict[str, Any]) -> None:
+    """Let a collector of episodes return samples, from which an on-policy algorithm learns."""
+    policy, collector = get_policy_cls(cfg["policy"]), _section(cfg, "policy.collect.collector")
+    if issubclass(policy, StockPolicy) and policy.core.on_policy:
+        for name in _options_of(_class_of("collector", collector, cfg), ("get_train_sample",)):
+            collector.setdefault(name, True)
 
 
 def section_of(cfg: dict[str, Any], part: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dmiddleware.env import EnvSettings
 from dmiddleware.policy import DecisionTransformerPolicy, Policy
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import Settings, describe
+from middleware.collect import EpisodeCollectorSettings
 from middleware.programs.parts import draws_by_priority, eval_settings, name_of_run
 from middleware.termination import TerminationCheckerSettings
 
@@ -29,12 +30,14 @@ _HOMES: Final[Mapping[str, tuple[str, ...]]] = {
     "middleware": (
         "ContextExchanger",
         "DataPusher",
+        "EpisodeCollector",
         "EpsGreedyHandler",
         "Experiment",
         "ExperimentResult",
         "GAEEstimator",
         "InteractionEvaluator",
         "ModelExchanger",
+        "MonteCarloReturnEstimator",
         "OfflineRLContext",
         "OffPolicyLearner",
         "OnPolicyLearner",
@@ -86,7 +89,11 @@ def _off_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
     if not agent.explores:
         yield _line(2, "task.use(", "EpsGreedyHandler", None, "policy")
     yield _line(2, "task.use(", "StepCollector", arguments["collector"], "policy", "envs")
-    yield _line(2, "task.use(", "DataPusher", None, "buffer")
+    if agent.spec.gae_lambda is None:
+        yield _line(2, "task.use(", "DataPusher", None, "buffer")
+    else:
+        yield _line(2, "task.use(", "GAEEstimator", None, "policy")
+        yield _line(2, "task.use(", "DataPusher", None, "buffer", what='"train_data"')
     yield _line(2, "task.use(", "OffPolicyLearner", arguments["learner"], "policy", "buffer")
     yield from _end(arguments)
 
@@ -94,9 +101,14 @@ def _off_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
 def _on_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
     yield from _start(arguments, agent)
     yield from _exchange(arguments)
-    yield _line(2, "task.use(", "StepCollector", arguments["collector"], "policy", "envs")
-    if not agent.learns_from_trajectories:
-        yield _line(2, "task.use(", "GAEEstimator", None, "policy")
+    collector = arguments["collector"]
+    if isinstance(collector, EpisodeCollectorSettings):
+        yield _line(2, "task.use(", "EpisodeCollector", collector, "policy", "envs")
+        yield _line(2, "task.use(", "MonteCarloReturnEstimator", None, "policy")
+    else:
+        yield _line(2, "task.use(", "StepCollector", collector, "policy", "envs")
+        if not agent.learns_from_trajectories:
+            yield _line(2, "task.use(", "GAEEstimator", None, "policy")
     yield _line(2, "task.use(", "OnPolicyLearner", None, "policy")
     yield from _end(arguments)
 

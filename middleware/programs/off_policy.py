@@ -11,6 +11,7 @@ from dmiddleware.data import PrioritySamplerSettings, TensorBufferSettings
 from dmiddleware.env import EnvSettings, make_env_manager
 from dmiddleware.policy import PolicySettings
 from dmiddleware.settings import Count, Positive, Whole
+from middleware.advantage import GAEEstimator
 from middleware.collect import StepCollector, StepCollectorSettings
 from middleware.eps_greedy import EpsGreedyHandler
 from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettings
@@ -39,7 +40,7 @@ __all__ = ["OFF_POLICY", "off_policy"]
 OFF_POLICY: Final = default_settings(
     (
         *("dqn", "sql", "mdqn", "c51", "qrdqn", "iqn", "fqf", "rainbow", "r2d2", "discrete_sac"),
-        *("sac", "td3", "ddpg", "d4pg", "tqc"),
+        *("sac", "td3", "ddpg", "d4pg", "tqc", "pdqn", "ppo_offpolicy"),
         *("qmix", "vdn"),
     )
 )
@@ -100,7 +101,10 @@ def off_policy(
         if not agent.explores:
             task.use(EpsGreedyHandler(agent))
         task.use(StepCollector.of(collector, agent, envs))
-        task.use(DataPusher(replay))
+        if agent.spec.gae_lambda is None:
+            task.use(DataPusher(replay))
+        else:
+            task.use(GAEEstimator(agent)).use(DataPusher(replay, what="train_data"))
         task.use(OffPolicyLearner.of(learner, agent, replay))
         task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record).use(saver)

@@ -31,7 +31,7 @@ from middleware.termination import TerminationChecker
 __all__ = ["OFFLINE", "make_dataset_buffer", "offline"]
 
 OFFLINE: Final = default_settings(
-    ("bc", "td3_bc", "cql", "discrete_cql", "iql", "decision_transformer")
+    ("bc", "td3_bc", "bcq", "cql", "discrete_cql", "edac", "iql", "decision_transformer")
 )
 """The algorithms of :func:`offline`, and their default settings."""
 

@@ -10,8 +10,13 @@ from dmiddleware.command_line import DefaultsBy
 from dmiddleware.env import EnvSettings, make_env_manager
 from dmiddleware.policy import PolicySettings
 from dmiddleware.settings import Count, Positive, Whole
-from middleware.advantage import GAEEstimator
-from middleware.collect import StepCollector, StepCollectorSettings
+from middleware.advantage import GAEEstimator, MonteCarloReturnEstimator
+from middleware.collect import (
+    EpisodeCollector,
+    EpisodeCollectorSettings,
+    StepCollector,
+    StepCollectorSettings,
+)
 from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettings
 from middleware.exchange import (
     ContextExchanger,
@@ -33,8 +38,16 @@ from middleware.termination import TerminationChecker
 
 __all__ = ["ON_POLICY", "on_policy"]
 
-ON_POLICY: Final = default_settings(("ppo", "a2c", "impala", "ppo_recurrent", "ippo", "mappo"))
+ON_POLICY: Final = default_settings(
+    ("ppo", "pg", "a2c", "impala", "ppo_recurrent", "ippo", "mappo")
+)
 """The algorithms of :func:`on_policy`, and their default settings."""
+
+COLLECTORS: Final[Mapping[str, StepCollectorSettings | EpisodeCollectorSettings]] = {
+    **dict.fromkeys(ON_POLICY, StepCollectorSettings(n_sample=2048)),
+    "pg": EpisodeCollectorSettings(n_episode=8),
+}
+"""How each of them collects."""
 
 
 def on_policy(
@@ -51,7 +64,9 @@ def on_policy(
     policy: Annotated[PolicySettings | None, DefaultsBy("algo", ON_POLICY)] = None,
     exchanger: ContextExchangerSettings = ContextExchangerSettings(max_ahead=1),
     weights: ModelExchangerSettings = ModelExchangerSettings(),
-    collector: StepCollectorSettings = StepCollectorSettings(n_sample=2048),
+    collector: Annotated[
+        StepCollectorSettings | EpisodeCollectorSettings | None, DefaultsBy("algo", COLLECTORS)
+    ] = None,
     evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(n_episode=20),
     experiment: ExperimentSettings = ExperimentSettings(),
     snapshots: SnapshotSaverSettings = SnapshotSaverSettings(),
@@ -71,8 +86,10 @@ def on_policy(
         policy: settings of the algorithm; None: its defaults.
         exchanger: the exchange of data in a run of several processes.
         weights: that of weights.
+        collector: how much to collect at a time; None: what suits the algorithm.
     """
     agent = make_policy(algo, env, policy or ON_POLICY[algo], seed)
+    collector = collector or COLLECTORS[algo]
     run = make_run(exp_name or name_of_run(algo, env), experiment, resume=resume)
     record = Experiment.of(experiment, run, agent)
     saver = SnapshotSaver.of(snapshots, run)
@@ -83,9 +100,13 @@ def on_policy(
 
         task.use(ContextExchanger.of(exchanger))
         task.use(ModelExchanger.of(weights, agent))
-        task.use(StepCollector.of(collector, agent, envs))
-        if not agent.learns_from_trajectories:
-            task.use(GAEEstimator(agent))
+        if isinstance(collector, EpisodeCollectorSettings):
+            task.use(EpisodeCollector.of(collector, agent, envs))
+            task.use(MonteCarloReturnEstimator(agent))
+        else:
+            task.use(StepCollector.of(collector, agent, envs))
+            if not agent.learns_from_trajectories:
+                task.use(GAEEstimator(agent))
         task.use(OnPolicyLearner(agent))
         task.use(InteractionEvaluator.of(evaluator, agent, eval_envs))
         task.use(record).use(saver)

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import gymnasium as gym
 
 from dmiddleware.best_effort import BestEffort
-from dmiddleware.command_line import arguments_with, called_as
+from dmiddleware.command_line import DefaultsBy, arguments_with, called_as
 from dmiddleware.env import EnvSettings
 from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import unknown_name, unknown_option
@@ -147,7 +147,8 @@ def _checked(name: str, value: Any, program: Program) -> Any:
     """Return an argument, checked by its type if it has no settings, which check themselves."""
     hint = typing.get_type_hints(program, include_extras=True)[name]
     is_plain = not isinstance(inspect.signature(program).parameters[name].default, Settings)
-    if not is_plain or name == "policy":
+    by_algo = any(isinstance(mark, DefaultsBy) for mark in getattr(hint, "__metadata__", ()))
+    if not is_plain or by_algo:
         return value
     if isinstance(value, os.PathLike):
         value = os.fspath(value)

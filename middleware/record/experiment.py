@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from dmiddleware.pipeline import (
 from dmiddleware.pipeline.onion import Chain, CompiledMiddleware
 from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.process.signals import is_signal_reason
-from dmiddleware.process.terminal import printable
+from dmiddleware.process.terminal import drop_unwritten, printable
 from dmiddleware.runs.provenance import git_state, versions
 from dmiddleware.runs.record import EVALUATION, flat_settings, settings_of
 from dmiddleware.runs.resuming import (
@@ -384,7 +385,11 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
     def _print(self, text: str) -> None:
         with BestEffort("print the result", OSError, ValueError):
             if text:
-                RunConsole().print(text, highlight=False, soft_wrap=True, markup=False)
+                try:
+                    RunConsole().print(text, highlight=False, soft_wrap=True, markup=False)
+                except OSError:
+                    drop_unwritten(sys.stdout)
+                    raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return the duration of the run, the states of the parts, and what the bar shows."""

@@ -113,7 +113,7 @@ def test_examples_have_the_same_settings(algo, env, entry):
     ours = _settings(arguments_with(program_of(algo), tuned_options(algo, env), at=algo))
     policy = theirs.get("policy") or module.POLICIES[algo]
     assert plain_values(ours.pop("policy")) == {**plain_values(policy), "cuda": False}
-    if algo in ("iql", "bc", "td3_bc", "cql", "decision_transformer"):
+    if program_of(algo).__name__ == "offline":
         every = theirs["max_train_iter"] // theirs.pop("n_evaluation")
         assert ours["evaluator"].every_train_iter == every
         assert ours.pop("evaluator").n_episode == theirs.pop("n_episode")

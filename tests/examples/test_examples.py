@@ -27,6 +27,7 @@ NAMES = [
     "custom_policy_per_env",
     "bc_offline",
     "bitflip_her",
+    "golf_pdqn",
     "cartpole_sqil",
     "cartpole_cql",
     "tictactoe_self_play",

@@ -144,8 +144,12 @@ def test_output_that_nobody_can_read_does_not_fail_the_run(tmp_path: Path, outpu
     program = [sys.executable, "-m", "tests.middleware.test_full_disk", str(tmp_path)]
     if output == "closed":
         program = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *program]
+    # With the variable, nothing would be left to write at the end.
+    env = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with stream() as file:
-        done = subprocess.run(program, cwd=ROOT, stdout=file, stderr=file, timeout=100, check=False)
+        done = subprocess.run(
+            program, cwd=ROOT, env=env, stdout=file, stderr=file, timeout=100, check=False
+        )
     assert done.returncode == 0
     assert json.loads((tmp_path / "run" / "result.json").read_text())["train_iter"] == 5
 

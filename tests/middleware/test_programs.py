@@ -48,6 +48,8 @@ CASES = {
     "ppo": ("CartPole-v1", ON),
     "a2c": ("CartPole-v1", ON),
     "impala": ("CartPole-v1", ON),
+    "ppo_offpolicy": ("CartPole-v1", {**OFF, "collector": {"n_sample": 64}}),
+    "pg": ("CartPole-v1", {**SHORT, "collector": {"n_episode": 8}}),
     "ppo_recurrent": ("CartPole-v1", ON),
 }
 OFFLINE = {
@@ -109,7 +111,8 @@ def pendulum_rows(path):
 
 
 @pytest.mark.parametrize(
-    "algo", mostly_slow(["bc", "td3_bc", "cql", "iql", "decision_transformer"], keep=[1])
+    "algo",
+    mostly_slow(["bc", "td3_bc", "cql", "bcq", "edac", "iql", "decision_transformer"], keep=[1]),
 )
 def test_offline_algorithms_learn_from_a_file(algo, tmp_path):
     data = pendulum_rows(tmp_path / "rows.safetensors")

@@ -138,11 +138,15 @@ def test_pusher_reads_what_it_pushes() -> None:
     episodes: Any = data_pusher(TensorBuffer(1), what="episodes")
     assert trajectories.reads == ("trajectories",)
     assert episodes.reads == ("episodes",)
+    estimated: Any = data_pusher(TensorBuffer(1), what="train_data")
+    assert estimated.reads == ("train_data",)
     assert trajectories.roles == (Role.LEARNER,)
 
 
 def test_unknown_field_to_push_is_rejected() -> None:
-    with pytest.raises(ValueError, match="one of 'trajectories', 'episodes', got 'obs'"):
+    with pytest.raises(
+        ValueError, match="one of 'trajectories', 'episodes', 'train_data', got 'obs'"
+    ):
         data_pusher(TensorBuffer(1), what="obs")  # type: ignore[arg-type]
 
 

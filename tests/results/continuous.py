@@ -81,4 +81,13 @@ ENTRIES = [
     TD3_HALFCHEETAH,
     SAC_HOPPER,
     PPO_HALFCHEETAH,
+    Entry(
+        section="Hybrid actions",
+        algorithm="P-DQN",
+        env="golf",
+        program="examples.golf_pdqn",
+        seeds=SEEDS,
+        at_least=-4,
+        minutes=1,
+    ),
 ]

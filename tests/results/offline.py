@@ -6,7 +6,15 @@ from tests.results.entry import Entry
 
 __all__ = ["ENTRIES"]
 
-_NAMES = {"bc": "BC", "td3_bc": "TD3+BC", "cql": "CQL", "iql": "IQL", "dt": "Decision Transformer"}
+_NAMES = {
+    "bc": "BC",
+    "td3_bc": "TD3+BC",
+    "bcq": "BCQ",
+    "cql": "CQL",
+    "edac": "EDAC",
+    "iql": "IQL",
+    "dt": "Decision Transformer",
+}
 
 
 def _entries(
@@ -48,6 +56,8 @@ ENTRIES = [
         {
             "bc": (20_000, 1),
             "td3_bc": (20_000, 4),
+            "bcq": (5_000, 3),
+            "edac": (3_000, 3),
             "cql": (5_000, 4),
             "iql": (20_000, 3),
             "dt": (5_000, 10),

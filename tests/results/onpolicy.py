@@ -11,6 +11,16 @@ SEEDS = (0, 1, 2)
 ZOO = "RL Baselines3 Zoo, benchmark.md"
 
 ENTRIES = [
+    Entry(CONTROL, "policy gradient", CARTPOLE, "pg", (CARTPOLE,), seeds=SEEDS, at_least=475),
+    Entry(
+        CONTROL,
+        "PPO from a buffer",
+        CARTPOLE,
+        "ppo_offpolicy",
+        (CARTPOLE,),
+        seeds=SEEDS,
+        at_least=475,
+    ),
     Entry(CONTROL, "A2C", CARTPOLE, "a2c", (CARTPOLE,), seeds=SEEDS, at_least=475),
     Entry(CONTROL, "IMPALA", CARTPOLE, "impala", (CARTPOLE,), seeds=SEEDS, at_least=475),
     Entry(

@@ -72,7 +72,7 @@ class FileModelStorage(Storage):
 
 
 class _Files:
-    """Files of a folder that live for some seconds, and threads that read and write them."""
+    """Files of a folder that live for a few seconds, and threads that read and write them."""
 
     def __init__(self, dirname: str, ttl: float, n_threads: int) -> None:
         self._dirname = dirname
@@ -115,7 +115,7 @@ class _Files:
 
 
 class FileModelLoader(_Files):
-    """Writes the state of a module to files, while the program goes on.
+    """Writes the state of a module to files, while the program continues.
 
     Args:
         model: the module.
@@ -146,7 +146,7 @@ class FileModelLoader(_Files):
 
 
 class FileStorageLoader(_Files):
-    """Writes objects to files, and reads them while the program goes on.
+    """Writes objects to files, and reads them while the program continues.
 
     Args:
         dirname: the folder.

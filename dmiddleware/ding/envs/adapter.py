@@ -50,7 +50,7 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         return _as_in(self.observation_space, self.env.reset()), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step the env; the end of an episode by a time limit is no terminal state."""
+        """Step the env; a time limit does not make a terminal state."""
         if not self._wants_scalars and isinstance(action, int | np.integer):
             action = np.asarray([action], np.int64)
         obs, reward, done, info = self.env.step(action)

@@ -119,7 +119,7 @@ def get_default_wrappers(
         ]
     else:
         raise ConfigError(
-            f"there are no default wrappers {env_wrapper_name!r}; use default, mujoco_default, "
+            f"default wrappers {env_wrapper_name!r} are unknown; use default, mujoco_default, "
             "atari_default or gym_hybrid_default"
         )
     return [EasyDict(copy.deepcopy(wrapper)) for wrapper in wrappers]

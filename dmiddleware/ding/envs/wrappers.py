@@ -349,7 +349,7 @@ class ObsNormWrapper(_Normalized):
         return self.observation(obs), reward, done, info
 
     def reset(self, **options: Any) -> Any:
-        """Start the statistics anew, as DI-engine does."""
+        """Forget the statistics, as DI-engine does."""
         self.data_count = 0
         self.rms.reset()
         obs = self.env.reset(**options)
@@ -399,7 +399,7 @@ class RewardNormWrapper(RewardWrapper):
         return np.asarray(reward).item() / scale
 
     def reset(self, **options: Any) -> Any:
-        """Start the statistics anew, as DI-engine does."""
+        """Forget the statistics, as DI-engine does."""
         self.cum_reward = np.zeros(1)
         self.data_count = 0
         self.rms.reset()

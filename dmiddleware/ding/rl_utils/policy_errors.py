@@ -370,7 +370,7 @@ def vtrace_error_discrete_action(
         c_clip_ratio: the bound of the ratios of the traces, at most ``rho_clip_ratio``.
         rho_pg_clip_ratio: the bound of the ratios of the advantages.
     """
-    target, behaviour, action, value, reward, weight = data
+    target, behavior, action, value, reward, weight = data
     policy: Any = _distribution(target)
     log_prob = policy.log_prob(action)
     nowhere = torch.zeros_like(reward, dtype=torch.bool)
@@ -381,7 +381,7 @@ def vtrace_error_discrete_action(
         nowhere,
         nowhere,
         log_prob=log_prob.detach(),
-        old_log_prob=_distribution(behaviour).log_prob(action),
+        old_log_prob=_distribution(behavior).log_prob(action),
         discount=gamma,
         trace_decay=lambda_,
         rho_clip=rho_clip_ratio,

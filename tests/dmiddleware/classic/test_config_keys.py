@@ -14,7 +14,7 @@ VECTOR = {"obs_shape": 4, "action_shape": 2}
 
 def config_of(name):
     model = dict(VECTOR)
-    if name in ("sac", "td3", "ddpg", "d4pg", "tqc", "cql", "td3_bc", "iql"):
+    if name in ("sac", "td3", "ddpg", "d4pg", "tqc", "cql", "td3_bc", "iql", "bcq", "edac"):
         model["action_space"] = "continuous"
     return {"type": name, "model": model}
 
@@ -68,6 +68,15 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
             "learn.grad_clip_norm",
             2.0,
         ),
+        ("bcq", {"learn": {"learning_rate_q": 0.01}}, "learn.learning_rate_critic", 0.01),
+        ("bcq", {"learn": {"lmbda": 0.5}}, "learn.min_weight", 0.5),
+        (
+            "bcq",
+            {"model": {**VECTOR, "action_space": "continuous", "phi": 0.1}},
+            "learn.max_perturbation",
+            0.1,
+        ),
+        ("edac", {"learn": {"with_q_entropy": False}}, "learn.backup_entropy", False),
         ("td3", {"learn": {"noise": True, "noise_sigma": 0.3}}, "learn.target_noise", 0.3),
         ("td3", {"learn": {"noise": False, "noise_sigma": 0.3}}, "learn.target_noise", 0.0),
         (
@@ -93,6 +102,17 @@ def test_settings_get_the_names_that_they_have_here(name, given, path, value, ca
         cfg = cfg[key]
     assert cfg == value
     assert not [record for record in caplog.records if path in record.message]
+
+
+def test_a_setting_that_has_one_value_here_is_accepted_with_it_alone():
+    for learn in ({}, {"nstep_return": False, "nstep": 1}):
+        cfg = {**config_of("ppo_offpolicy"), "nstep_return": False, "learn": learn}
+        assert create_policy(cfg).cfg.nstep_return is False
+    for given in ({"nstep_return": True}, {"learn": {"nstep_return": True}}):
+        with pytest.raises(
+            ConfigError, match=r"nstep_return=True of DI-engine is not here; .*gae_lambda"
+        ):
+            create_policy({**config_of("ppo_offpolicy"), **given})
 
 
 def test_a_setting_under_its_own_name_wins():
@@ -207,6 +227,19 @@ def test_importance_weights_can_be_ignored(weighted, transitions):
             {"encoder_hidden_sizes": [8, 6], "head_hidden_sizes": [6], "activation": "relu"},
         ),
         (
+            "bcq",
+            {"actor_head_hidden_size": [8, 6], "critic_head_hidden_size": [8],
+             "vae_hidden_dims": [8, 8], "activation": torch.nn.ReLU()},
+            {"actor_hidden_sizes": [8, 6], "critic_hidden_sizes": [8],
+             "vae_hidden_sizes": [8, 8]},
+        ),
+        (
+            "edac",
+            {"ensemble_num": 3, "actor_head_hidden_size": 8, "actor_head_layer_num": 2,
+             "critic_head_hidden_size": 8, "critic_head_layer_num": 2},
+            {"n_critics": 3, "actor_hidden_sizes": [8, 8, 8], "critic_hidden_sizes": [8, 8]},
+        ),
+        (
             "a2c",
             {"encoder_hidden_size_list": [8], "actor_head_layer_num": 0,
              "critic_head_layer_num": 0},
@@ -220,6 +253,18 @@ def test_networks_take_their_arguments_by_the_classic_names(name, given, own):
     assert str(theirs) == str(ours)
     states = (policy.eval_mode.state_dict()["model"] for policy in (theirs, ours))
     torch.testing.assert_close(*states)
+
+
+def test_hybrid_actions_have_the_parts_of_the_classic_names():
+    shape = {"action_type_shape": 3, "action_args_shape": 2}
+    model = {"obs_shape": 4, "action_shape": shape, "actor_hidden_sizes": [8]}
+    learn = {"learning_rate_dis": 0.01, "learning_rate_cont": 0.02, "update_circle": 10}
+    policy = create_policy({"type": "pdqn", "model": model, "learn": learn})
+    assert policy.policy.cfg.learning_rate_critic == 0.01
+    assert policy.policy.cfg.learning_rate_actor == 0.02
+    action = policy.collect_mode.forward(torch.zeros(5, 4), eps=0.5)["action"]
+    assert action["action_type"].shape == (5,)
+    assert action["action_args"].shape == (5, 2)
 
 
 def test_images_have_their_convolutions_in_the_same_list():

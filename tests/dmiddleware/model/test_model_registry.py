@@ -77,6 +77,7 @@ def test_the_public_names_are_these():
         "action_mask_of", "masked_logit", "QNetwork", "Actor", "ActorCritic", "ActorQ",
         "CategoricalActorQ", "Network",
         "CategoricalQNetwork", "QuantileQNetwork", "GaussianActor", "QEnsemble", "EnsembleLinear",
+        "BCQNetwork", "ActionVAE", "Perturbation", "HybridQNetwork", "ParameterActor",
         "DecisionTransformer", "ActorQV", "BoundedGaussianActor", "StateValue",
         "ImplicitQuantileQNetwork", "FractionQuantileQNetwork", "DiscreteActorQ",
         "NoisyLinear", "NoisyMLP",

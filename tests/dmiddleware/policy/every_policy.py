@@ -12,6 +12,7 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.policy import (
     A2CPolicy,
     BCPolicy,
+    BCQPolicy,
     C51Policy,
     CQLPolicy,
     D4PGPolicy,
@@ -20,6 +21,7 @@ from dmiddleware.policy import (
     DiscreteCQLPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    EDACPolicy,
     FQFPolicy,
     IMPALAPolicy,
     IPPOPolicy,
@@ -27,6 +29,9 @@ from dmiddleware.policy import (
     IQNPolicy,
     MAPPOPolicy,
     MDQNPolicy,
+    OffPolicyPPOPolicy,
+    PDQNPolicy,
+    PGPolicy,
     PPOPolicy,
     QMIXPolicy,
     QRDQNPolicy,
@@ -40,8 +45,9 @@ from dmiddleware.policy import (
     TQCPolicy,
     VDNPolicy,
 )
-from dmiddleware.rl import with_returns_to_go
+from dmiddleware.rl import discounted_return, with_returns_to_go
 from dmiddleware.rollout import RolloutCollector
+from dmiddleware.tree import with_columns
 from middleware.advantage import AdvantageEstimator
 from tests.dmiddleware.team_envs import CountingTeam
 from tests.variants import mostly_slow
@@ -67,12 +73,16 @@ CONTINUOUS: list[Any] = [
     TD3Policy,
     TD3BCPolicy,
     CQLPolicy,
+    BCQPolicy,
+    EDACPolicy,
     IQLPolicy,
 ]
-ON_POLICY: list[Any] = [PPOPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy]
+ON_POLICY: list[Any] = [PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy]
 CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
+BUFFERED_PPO: list[Any] = [OffPolicyPPOPolicy]
+HYBRID: list[Any] = [PDQNPolicy]
 TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, IPPOPolicy, MAPPOPolicy]
-EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *CLONING, *TEAMS]
+EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *BUFFERED_PPO, *HYBRID, *CLONING, *TEAMS]
 
 ONE_OF_A_KIND: list[Any] = [DQNPolicy, R2D2Policy, SACPolicy, PPOPolicy, BCPolicy, QMIXPolicy]
 """Policies that stand for the others in ``make test``, where a test of all of them is expensive."""
@@ -113,13 +123,16 @@ def env_for(cls: Any) -> gym.Env[Any, Any]:
         return CountingTeam(n_agent=2)
     if cls in CONTINUOUS:
         return Toy(gym.spaces.Box(-2.0, 2.0, (2,), np.float32))
+    if cls in HYBRID:
+        box = gym.spaces.Box(-2.0, 2.0, (2,), np.float32)
+        return Toy(gym.spaces.Tuple([gym.spaces.Discrete(3), box]))
     return Toy(gym.spaces.Discrete(3))
 
 
 def made(cls: Any, **options: Any) -> Any:
     """Return a policy of this class; one that normalizes by its data set has seen one."""
     policy = cls.for_env(env_for(cls), **{"seed": 0, **options})
-    if cls in (TD3BCPolicy, CQLPolicy, DecisionTransformerPolicy):
+    if cls in (TD3BCPolicy, CQLPolicy, BCQPolicy, EDACPolicy, DecisionTransformerPolicy):
         policy.observe(collected(made(SACPolicy))["obs"])  # they do not depend on the policy
     return policy
 
@@ -135,12 +148,22 @@ def batch_for(policy: Any, n_rows: int = 16) -> Batch:
     rows = collected(policy)
     if policy.on_policy:
         return on_policy_batch(policy, rows)
-    return buffer_of(policy, rows).sample(n_rows)
+    return buffer_of(policy, to_store(policy, rows)).sample(n_rows)
+
+
+def to_store(policy: Any, rows: Batch) -> Batch:
+    """Return collected rows as a buffer gets them."""
+    if policy.on_policy or policy.spec.gae_lambda is None:
+        return rows
+    return AdvantageEstimator(policy.learn_mode, user="the test")(rows)
 
 
 def on_policy_batch(policy: Any, rows: Batch) -> Batch:
     """Return collected rows ``[T, E, …]`` as an on-policy algorithm learns from them."""
-    if not policy.learns_from_trajectories:
+    if isinstance(policy, PGPolicy):
+        columns = (rows["reward"], rows["terminated"], rows["done"])
+        rows = with_columns(rows, ret=discounted_return(*columns, discount=policy.discount))
+    elif not policy.learns_from_trajectories:
         rows = AdvantageEstimator(policy.learn_mode, user="the test")(rows)
     return rows if policy.minibatch_unit == "lanes" else flatten_lead(rows, 2)
 

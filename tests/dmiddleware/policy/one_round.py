@@ -24,6 +24,7 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.policy import (
     A2CPolicy,
     BCPolicy,
+    BCQPolicy,
     C51Policy,
     CQLPolicy,
     D4PGPolicy,
@@ -32,11 +33,14 @@ from dmiddleware.policy import (
     DiscreteCQLPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    EDACPolicy,
     FQFPolicy,
     IMPALAPolicy,
     IQLPolicy,
     IQNPolicy,
     MDQNPolicy,
+    OffPolicyPPOPolicy,
+    PGPolicy,
     PPOPolicy,
     QRDQNPolicy,
     R2D2Policy,
@@ -74,9 +78,14 @@ CONTINUOUS = [
     TQCPolicy,
     TD3BCPolicy,
     CQLPolicy,
+    BCQPolicy,
+    EDACPolicy,
     IQLPolicy,
 ]
-ANY_ACTION = [PPOPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy, BCPolicy]
+ANY_ACTION = [
+    *(PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy, OffPolicyPPOPolicy),
+    BCPolicy,
+]
 STOCK = [*DISCRETE, *CONTINUOUS, *ANY_ACTION, DecisionTransformerPolicy]
 """Every stock policy of a single agent."""
 
@@ -99,9 +108,10 @@ def learnable(policy: Any, rows: Batch) -> Batch:
         return sampled(rows, **options)
     if policy.learns_from_trajectories:
         return rows
-    if policy.on_policy:
+    if "ret" in policy.learn_columns:
         adv = torch.linspace(-1.0, 1.0, rows["done"].numel()).reshape(rows["done"].shape)
         rows = as_tree({**{name: rows[name] for name in rows}, "adv": adv, "ret": adv})
+    if policy.on_policy:
         return rows if policy.minibatch_unit == "lanes" else flatten_lead(rows)
     return sampled(rows, n_step=policy.n_step, discount=policy.discount or 0.9)
 

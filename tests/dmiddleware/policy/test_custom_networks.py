@@ -23,6 +23,7 @@ from dmiddleware.policy import (
     IMPALAPolicy,
     IQLPolicy,
     ObsNormSettings,
+    PGPolicy,
     PPOPolicy,
     SACPolicy,
     TD3BCPolicy,
@@ -127,6 +128,7 @@ NETWORKS: dict[Any, Callable[[], nn.Module]] = {
     A2CPolicy: lambda: Outputs(logit=N_CHOICES, value=None),
     IMPALAPolicy: lambda: Outputs(logit=N_CHOICES, value=None),
     BCPolicy: lambda: Outputs(logit=N_CHOICES),
+    PGPolicy: lambda: Outputs(logit=N_CHOICES),
     DQNPolicy: lambda: Outputs(logit=N_CHOICES),
 }
 OF_SUBMODULES = [cls for cls, make in NETWORKS.items() if isinstance(make(), Of)]

@@ -14,6 +14,7 @@ from dmiddleware.policy import (
     A2CPolicy,
     ActorSettings,
     BCPolicy,
+    BCQPolicy,
     C51Policy,
     Component,
     CQLPolicy,
@@ -23,6 +24,7 @@ from dmiddleware.policy import (
     DiscreteCQLPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    EDACPolicy,
     FQFPolicy,
     IMPALAPolicy,
     IPPOPolicy,
@@ -65,7 +67,7 @@ PLAIN = [
     DiscreteSACPolicy,
 ]
 CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, D4PGPolicy, TD3Policy]
-OFFLINE = [CQLPolicy, TD3BCPolicy]
+OFFLINE = [CQLPolicy, TD3BCPolicy, BCQPolicy, EDACPolicy]
 TEAMS = [VDNPolicy, QMIXPolicy]
 
 

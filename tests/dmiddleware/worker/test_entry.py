@@ -631,3 +631,15 @@ def test_cuda_without_a_gpu_falls_back_with_a_warning(kind, caplog):
         assert policy.policy.cfg.cuda is False
     assert (policy._device, policy._cuda, policy.cfg.cuda) == ("cpu", False, False)
     assert "cuda=True has no effect" in caplog.text
+
+
+def test_policy_gradient_learns_from_the_samples_of_whole_episodes():
+    main = main_config(on_policy=True)
+    main["policy"]["learn"] = {"batch_size": 64, "grad_norm": 5, "entropy_weight": 0.001}
+    main["policy"]["collect"] = {"n_episode": 4, "unroll_len": 1, "discount_factor": 0.9}
+    create = {**CREATE, "policy": {"type": "pg"}, "collector": {"type": "episode"}}
+    del create["replay_buffer"]
+    policy = serial_run(main, create, max_train_iter=3, show_progress=False)
+    assert policy.policy.cfg.discount == 0.9
+    assert policy.policy.cfg.grad_clip_norm == 5
+    assert policy.policy.train_iter >= 3

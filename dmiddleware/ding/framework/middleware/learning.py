@@ -377,6 +377,8 @@ def gae_estimator(cfg: EasyDict, policy: Any, buffer_: Any = None) -> Any:
     @declared(roles=(Role.LEARNER,), reads=("trajectories",), fills=(replay,))
     def push(ctx: Any) -> None:
         estimate(ctx)
+        if ctx.train_data is None:  # nothing was collected
+            return
         replay.push(ctx.train_data)
         ctx.train_data = None
 
