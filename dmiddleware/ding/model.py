@@ -31,7 +31,7 @@ _MODELS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "DiscreteBC": ("actor", _Q),
     "DiscreteQAC": ("discrete_actor_q", ("obs_shape", "action_shape", "twin_critic")),
     "EDAC": ("actor_q", ("obs_shape", "action_shape", "ensemble_num")),
-    "FQF": ("fqf_network", _Q),
+    "FQF": ("fraction_quantile_q_network", _Q),
     "IQN": ("implicit_quantile_q_network", _Q),
     "MAVAC": ("centralized_actor_critic", ("agent_obs_shape", "global_obs_shape", "action_shape",
                                            "agent_num", *_HEADS)),

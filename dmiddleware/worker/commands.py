@@ -45,7 +45,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "serial_pc": "procedure cloning is not here; clone actions with -m bc",
     "serial_plr": "middleware.curriculum chooses levels in a chain",
     "serial_r2d3": "R2D3 is not here; learn from play with R2D2",
-    "serial_sqil": "demonstrations are not mixed into play here; clone them with -m bc",
+    "serial_sqil": "imitate in a chain, by DemonstrationReplay in a TensorBuffer",
     "serial_td3_vae": "no autoencoder of actions is here; use TD3 with -m serial",
 }  # fmt: skip
 """DI-engine's ways to learn that are not here, and what to do."""
