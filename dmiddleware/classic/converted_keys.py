@@ -49,9 +49,8 @@ CONVERSIONS: Final = (
     Conversion("learn.learning_rate_q", "learn.learning_rate_value"),
     Conversion("learn.learning_rate_q", "learn.learning_rate_critic"),
     Conversion("learn.learning_rate_policy", "learn.learning_rate_actor"),
-    # CQL's squared error is halved here, and its penalty is a mean over the actions.
+    # CQL's penalty is a mean over the actions here.
     Conversion("learn.lagrange_thresh", "learn.lagrange_gap", _gap),
-    Conversion("learn.min_q_weight", "learn.cql_alpha", lambda value, cfg: value / 2),
     # A decision transformer has its settings outside of the sections.
     Conversion("rtg_scale", "return_scale"),
     Conversion("rtg_target", "target_return"),
