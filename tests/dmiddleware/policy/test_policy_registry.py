@@ -24,6 +24,7 @@ def test_the_public_names_are_these():
         "ActorSettings",
         "AdvantagePolicy",
         "AdvantageSettings",
+        "AnyMode",
         "BCPolicy",
         "BCQPolicy",
         "BCQSettings",
@@ -121,6 +122,7 @@ def test_the_public_names_are_these():
         "mask_of",
         "priorities_of_rows",
         "rmsprop",
+        "spec_of",
         "torch_optimizer",
         "update_outputs",
     ]
