@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from torch import nn
 
+from dmiddleware.env.team import AGENTS, STATE
 from dmiddleware.errors import ConfigError
-from dmiddleware.model import MODEL_REGISTRY, QNetwork
+from dmiddleware.model import MODEL_REGISTRY, AgentActorCritic, QNetwork, TeamNetwork
 from dmiddleware.model.model_registry import parameters_of
 
 __all__ = ["in_own_names"]
@@ -36,6 +37,7 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     "sigma_type": ("independent",),
     "bound_type": (None,),
     "critic_head_type": ("categorical",),
+    "mixer": (True,),
     "res_link": (False,),
     "multi_pass": (False,),
     "norm_type": (None,),
@@ -51,8 +53,11 @@ _INSTEAD: Final = {
     "dropout": "give a network of your own",
     "res_link": "give a network of your own",
     "multi_pass": "every choice sees the numbers of all choices; leave it and action_mask out",
-    "agent_obs_shape": "set obs_shape",
-    "global_obs_shape": "the state of the environment is part of the observation",
+    "agent_obs_shape": "this network is for one agent: set obs_shape, or use mappo or qmix",
+    "global_obs_shape": "this network is for one agent; several agents with a state learn by mappo "
+    "or qmix",
+    "mixer": "set policy.type='vdn' and leave it out",
+    "lstm_type": "agents have no memory here; leave it out",
 }
 """What to write instead of an argument that no network here has."""
 
@@ -84,11 +89,44 @@ def in_own_names(model: Mapping[str, Any], default_type: str) -> dict[str, Any]:
     if name not in MODEL_REGISTRY or not MODEL_REGISTRY.get(name).__module__.startswith(_OURS):
         return dict(model)
     build = MODEL_REGISTRY.get(name)
+    if issubclass(build, TeamNetwork):
+        model = _of_several_agents(model, build)
     own = _renamed(model, parameters_of(build))
     if issubclass(build, QNetwork) and "encoder_hidden_size_list" in model and _HEAD not in own:
         # The head of DI-engine is as wide as its encoder if no width is given.
         own[_HEAD] = [own["encoder_hidden_sizes"][-1]] * own.pop("head_layer_num", 1)
     return own
+
+
+def _of_several_agents(model: Mapping[str, Any], build: type[TeamNetwork]) -> dict[str, Any]:
+    """Return a model's config with the shapes and the layers that a network of a team has."""
+    own = dict(model)
+    shape = own.pop("agent_obs_shape", None)
+    if shape is not None:
+        own["obs_shape"] = shape
+    state = own.pop("global_obs_shape", None)
+    if state is not None:
+        if issubclass(build, AgentActorCritic):
+            state = _states_of_all(state, own)
+        own["obs_shape"] = {AGENTS: own.get("obs_shape"), STATE: state}
+    elif "obs_shape" in own and not isinstance(own["obs_shape"], Mapping):
+        own["obs_shape"] = {AGENTS: own["obs_shape"]}
+    if "hidden_size_list" in own:
+        own["encoder_hidden_size_list"] = own.pop("hidden_size_list")
+    if issubclass(build, AgentActorCritic):
+        head = _common_head(own, "encoder_hidden_size_list")
+        if head:
+            own.setdefault("encoder_hidden_size_list", [head[0], *head])
+    return own
+
+
+def _states_of_all(shape: Any, own: Mapping[str, Any]) -> Any:
+    """Return the shape of the states of all agents: there, each agent has a state of its own."""
+    sizes = [shape] if isinstance(shape, int) else list(shape)
+    n_agent = own.get("agent_num", own.get("n_agent"))
+    if not isinstance(n_agent, int):
+        raise ConfigError(f"model.agent_num must be the number of agents, got {n_agent!r}")
+    return [n_agent * sizes[0]] if len(sizes) == 1 else sizes
 
 
 def _renamed(options: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
@@ -154,15 +192,25 @@ def _take_heads(own: dict[str, Any], parameters: Collection[str]) -> None:
             own[new] = [own.pop(width)] * (own.pop(n_layers, 1) + n_more)
     if "share_encoder" not in parameters or "head_hidden_sizes" not in parameters:
         return
+    head = _common_head(own, "head_hidden_sizes")
+    if head is not None:
+        own.setdefault("head_hidden_sizes", head)
+
+
+def _common_head(own: dict[str, Any], instead: str) -> list[int] | None:
+    """Return the layers of actor and critic heads; None if none are set.
+
+    Raises:
+        ConfigError: if they differ, with the name to write instead.
+    """
     heads = [_head(own, kind) for kind in ("actor", "critic")]
     given = [sizes for sizes in heads if sizes is not None]
     if given and any(sizes != given[0] for sizes in given):
         raise ConfigError(
             f"actor and critic heads have the same layers here, got {given[0]} and {given[1]}; "
-            "write head_hidden_sizes instead, or give a network of your own"
+            f"write {instead} instead, or give a network of your own"
         )
-    if given:
-        own.setdefault("head_hidden_sizes", given[0])
+    return given[0] if given else None
 
 
 def _take_hybrid(own: dict[str, Any]) -> None:

@@ -80,6 +80,8 @@ _ABSENT: Final[Mapping[str, str]] = {
     "wqmix": "use qmix",
 }
 """DI-engine's algorithms that are not here, and what to use instead."""
+_FOR_SEVERAL: Final[Mapping[str, str]] = {"ppo": "mappo"}
+"""What DI-engine's ``multi_agent=True`` makes of an algorithm for one agent."""
 _ATTRIBUTES: Final = "attributes"
 _HOOKS: Final[Mapping[str, str]] = {
     "learn": "_forward_learn",
@@ -595,6 +597,8 @@ def get_policy_cls(cfg: Mapping[str, Any]) -> type[Policy]:
     if cfg.get("type") in _ALIASES:
         cfg = {**cfg, "type": _ALIASES[cfg["type"]]}
     _check_present(cfg.get("type"))
+    if cfg.get("multi_agent"):
+        cfg = {**cfg, "type": _for_several(cfg.get("type"))}
     cls = get_core_cls(cfg)
     return cls if issubclass(cls, Policy) else _stock_class(cls)  # type: ignore[arg-type]  # a class is hashable
 
@@ -609,6 +613,23 @@ def _check_present(name: object) -> None:
         raise RegistryError(
             f"the algorithm {name!r} of DI-engine is not here; {_ABSENT[str(name)]}"
         )
+
+
+def _for_several(name: Any) -> Any:
+    """Return the registered name of an algorithm in its form for several agents.
+
+    Raises:
+        RegistryError: if there is none.
+    """
+    name = _FOR_SEVERAL.get(name, name)
+    if name in POLICY_REGISTRY:
+        cls = POLICY_REGISTRY.get(name)
+        if issubclass(cls, CorePolicy) and not cls.several_agents:
+            raise RegistryError(
+                f"the algorithm {name!r} for several agents (multi_agent=True) is not here; "
+                "use mappo or qmix"
+            )
+    return name
 
 
 def create_policy(cfg: Mapping[str, Any], **kwargs: Any) -> Policy:

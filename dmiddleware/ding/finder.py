@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from dmiddleware.ding.module_names import MODULE_NAMES
 from dmiddleware.ding.old_numbers import TolerantFloat
+from dmiddleware.ding.old_pettingzoo import use_old_rules
 from dmiddleware.errors import DMiddlewareError
 from dmiddleware.process.first_imports import add_first_import, remove_first_import
 from dmiddleware.registry import nearest
@@ -105,8 +106,12 @@ def _refusal(face: ModuleType, module: str, key: str) -> str:
     return f"{module}.{key} of DI-engine is not here{hint} (docs/di-engine.md lists what is)"
 
 
-class _OldNumbers(importlib.abc.Loader):
-    """Runs a module's file with a ``float`` that takes an array of one element, as NumPy 1 did."""
+class _OldRules(importlib.abc.Loader):
+    """Runs a module's file by the rules of its time.
+
+    Its ``float`` takes an array of one element, as with NumPy 1, and the parallel envs that it
+    makes reset as PettingZoo's did.
+    """
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
@@ -120,6 +125,7 @@ class _OldNumbers(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         module.__dict__["float"] = TolerantFloat
         self._loader.exec_module(module)
+        use_old_rules(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -128,7 +134,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         root, _, rest = fullname.partition(".")
         if root == "dizoo":
-            return _with_old_numbers(importlib.machinery.PathFinder.find_spec(fullname, path))
+            return _with_old_rules(importlib.machinery.PathFinder.find_spec(fullname, path))
         if fullname.startswith(_MOVED):
             moved = fullname.replace(_MOVED, _MOVED_TO, 1)
             return _view(fullname, moved) if _exists(moved) else None
@@ -139,7 +145,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if root == "ding":
             spec = _on_disk(fullname)
             if spec is not None:
-                return _with_old_numbers(spec)
+                return _with_old_rules(spec)
         else:
             for package in (_FACES[root], "gymnasium") if root == "gym" else (_FACES[root],):
                 if _exists(f"{package}.{rest}"):
@@ -177,11 +183,11 @@ def _on_disk(fullname: str) -> importlib.machinery.ModuleSpec | None:
     return importlib.machinery.PathFinder.find_spec(fullname, places)
 
 
-def _with_old_numbers(
+def _with_old_rules(
     spec: importlib.machinery.ModuleSpec | None,
 ) -> importlib.machinery.ModuleSpec | None:
     if spec is not None and spec.loader is not None:
-        spec.loader = _OldNumbers(spec.loader)
+        spec.loader = _OldRules(spec.loader)
     return spec
 
 

@@ -86,8 +86,10 @@ def _face(name: str, registered: str) -> type[Any]:
 def _choose_ppo(
     cls: type[Any], cfg: Any = None, model: Any = None, enable_field: Any = None
 ) -> Any:
-    """Return MAPPO for the network of several agents, which DI-engine gives to PPOPolicy."""
-    if cls.__name__ == "PPOPolicy" and isinstance(model, CentralizedActorCritic):
+    """Return MAPPO for several agents, which DI-engine's PPOPolicy learns too."""
+    is_several = bool((cfg or {}).get("multi_agent")) and model is None
+    is_several |= isinstance(model, CentralizedActorCritic)
+    if cls.__name__ == "PPOPolicy" and is_several:
         return _face("MAPPOPolicy", "mappo")(cfg, model, enable_field)
     return object.__new__(cls)
 

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from dmiddleware.ding.envs.base import DingEnvWrapper, _in_float32
+from dmiddleware.ding.envs.team_adapter import Team
 from dmiddleware.ding.gym.core import OldEnv
 
 __all__ = ["AsGymnasium"]
@@ -23,6 +24,8 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
     Its actions are in [-1, 1] if they are continuous: those of DI-engine's policies are, and its
     envs scale them to their bounds themselves. Its observation space is what the env returns, where
     that differs from what it declares. Each reset gets a seed of its own, drawn from the first one.
+    Several agents, whose observations have the key ``agent_state``, observe and earn what those of
+    :mod:`dmiddleware.env.team` do.
 
     Args:
         make_env: makes the env.
@@ -35,8 +38,15 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         self.env = env
         self._seeds: np.random.Generator | None = None
         first = env.reset()
-        self.observation_space = _fitting(_in_float32(_declared(env, "observation_space")), first)
-        self.action_space = _in_unit_bounds(_declared(env, "action_space"))
+        self._team = Team.of(first, _declared(env, "action_space"))
+        if self._team is None:
+            self.observation_space = _fitting(
+                _in_float32(_declared(env, "observation_space")), first
+            )
+            self.action_space = _in_unit_bounds(_declared(env, "action_space"))
+        else:
+            self.observation_space, actions = self._team.spaces()
+            self.action_space = _in_unit_bounds(actions)
         self._wants_scalars = isinstance(env, DingEnvWrapper | OldEnv)
 
     def reset(
@@ -47,9 +57,9 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
             self._seeds = np.random.default_rng(seed)
         if self._seeds is not None:
             self._seed_env(int(self._seeds.integers(2**31)))
-        return _as_in(self.observation_space, self.env.reset()), {}
+        return self._observation(self.env.reset()), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env; a time limit does not make a terminal state."""
         if not self._wants_scalars and isinstance(action, int | np.integer):
             action = np.asarray([action], np.int64)
@@ -58,8 +68,8 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         done, truncated = bool(done), bool(info.pop(_TRUNCATED, False)) and bool(done)
         if "eval_episode_return" in info:
             info["eval_episode_return"] = np.asarray(info["eval_episode_return"]).item()
-        obs = _as_in(self.observation_space, obs)
-        return obs, float(np.asarray(reward).sum()), done and not truncated, truncated, info
+        terminated = done and not truncated
+        return self._observation(obs), self._reward(reward), terminated, truncated, info
 
     def close(self) -> None:
         """Close the env."""
@@ -68,6 +78,15 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
     def render(self) -> Any:
         """Return what the env renders."""
         return self.env.render()
+
+    def _observation(self, obs: Any) -> Any:
+        obs = obs if self._team is None else self._team.observation(obs)
+        return _as_in(self.observation_space, obs)
+
+    def _reward(self, reward: Any) -> Any:
+        if self._team is None:
+            return float(np.asarray(reward).sum())
+        return self._team.rewards(reward)
 
     def _seed_env(self, seed: int) -> None:
         try:
