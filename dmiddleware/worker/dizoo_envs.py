@@ -434,7 +434,7 @@ def _bitflip(options: Options, is_train: bool, **kwargs: Any) -> Env:
 
 
 class _BitFlip(gym.Env[Any, Any]):
-    """Turn bits, one a step, until they are those of the goal.
+    """Flip one bit per step until all bits equal those of the goal.
 
     The observation is the bits, and then those of the goal. The reward is 1 at the goal, where the
     episode ends, and 0 before. An episode has ``n_bits`` steps at most.

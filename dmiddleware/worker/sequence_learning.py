@@ -88,7 +88,7 @@ class SequenceReplay:
 
 
 class LaneReplay:
-    """Learns from lanes, sequences that may go on over the end of an episode, as IMPALA does.
+    """Learns from lanes, sequences that may contain ends of episodes, as IMPALA does.
 
     ``other.replay_buffer.replay_buffer_size`` and ``learn.batch_size`` count lanes, as in
     DI-engine. A lane that ``max_use`` batches of the buffer's config have had is dropped.
