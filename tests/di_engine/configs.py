@@ -67,6 +67,13 @@ def run(checkout: Path, part: str = "") -> list[Row]:
     """
     _warm_up()
     files = [path for path in config_files(checkout) if part in str(path)]
+    # Here, because a run that exceeds the limit is killed and leaves its folder behind.
+    with tempfile.TemporaryDirectory(dir=_scratch()) as scratch:
+        rows = _rows_of(files, checkout, scratch)
+    return [rows[path] for path in files]
+
+
+def _rows_of(files: list[Path], checkout: Path, scratch: str) -> dict[Path, Row]:
     context = mp.get_context("fork")
     rows: dict[Path, Row] = {}
     waiting, running = files[::-1], dict[Connection, tuple[Path, Any, float]]()
@@ -74,7 +81,7 @@ def run(checkout: Path, part: str = "") -> list[Row]:
         while waiting and len(running) < _N_AT_A_TIME:
             path = waiting.pop()
             reader, writer = context.Pipe(duplex=False)
-            process = context.Process(target=_answer, args=(path, checkout, writer))
+            process = context.Process(target=_answer, args=(path, checkout, writer, scratch))
             process.start()
             writer.close()
             running[reader] = path, process, monotonic() + _LIMIT_S
@@ -88,7 +95,7 @@ def run(checkout: Path, part: str = "") -> list[Row]:
                 reader.close()
                 del running[reader]
                 print(f"{rows[path].outcome:8}{rows[path].name}: {rows[path].reason}", flush=True)
-    return [rows[path] for path in files]
+    return rows
 
 
 def _assigned(path: Path) -> set[str]:
@@ -123,16 +130,17 @@ def _name(path: Path, checkout: Path) -> str:
     return path.relative_to(checkout).as_posix()
 
 
-def _answer(path: Path, checkout: Path, writer: Connection) -> None:
+def _answer(path: Path, checkout: Path, writer: Connection, scratch: str) -> None:
     """Run one config in this process, and send what became of it."""
-    with tempfile.TemporaryDirectory(dir=_scratch()) as folder, contextlib.chdir(folder):
+    with tempfile.TemporaryDirectory(dir=scratch) as folder, contextlib.chdir(folder):
         name = _name(path, checkout)
         logging.disable(logging.WARNING)
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             if "CONFIGS_SHOW" not in os.environ:
                 os.dup2(nowhere.fileno(), 2)
-        writer.send(_row(path, name))
+        row = _row(path, name)
+    writer.send(row)
     os._exit(0)
 
 
