@@ -71,7 +71,8 @@ class EDACPolicy(SACPolicy):
         self, batch: Columns, next_action: torch.Tensor, *, bonus: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss of the critics."""
-        eta, action = self.cfg.eta, self.codec.to_raw(batch["action"])
+        eta = self.cfg.eta
+        action: torch.Tensor = self.codec.to_raw(batch["action"])
         with torch.no_grad():
             next_q = self.critics(self.critic.target, batch["next_obs"], next_action).amin(0)
             target = self.td_target(batch, next_q + bonus if self.cfg.backup_entropy else next_q)
@@ -99,7 +100,8 @@ def gradient_similarity(gradient: torch.Tensor) -> torch.Tensor:
     Args:
         gradient: ``[N, B, A]``, of each critic's value with respect to the action.
     """
-    direction = gradient / (gradient.norm(dim=-1, keepdim=True) + 1e-10)
+    length: torch.Tensor = gradient.norm(dim=-1, keepdim=True)
+    direction = gradient / (length + 1e-10)
     pairs = direction.sum(0).square().sum(-1) - direction.square().sum((0, -1))
     similarity: torch.Tensor = pairs.mean() / (len(gradient) - 1)
     return similarity

@@ -81,7 +81,8 @@ class PDQNPolicy(TDPolicy):
 
     def update(self, batch: Columns) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
-        obs, next_obs = batch["obs"], batch["next_obs"]
+        obs: Value = batch["obs"]
+        next_obs: Value = batch["next_obs"]
         choice, numbers = self.split(batch["action"])
 
         with torch.no_grad():
@@ -114,7 +115,7 @@ class PDQNPolicy(TDPolicy):
 
     def split(self, action: Nested) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the choices ``[B]`` of the env's actions, and all their raw numbers ``[B, A]``."""
-        parts = leaves_by_path(self.codec.to_raw(action))
+        parts: dict[str, torch.Tensor] = leaves_by_path(self.codec.to_raw(action))
         (choice,) = (part for part in parts.values() if not part.is_floating_point())
         numbers = [part for part in parts.values() if part.is_floating_point()]
         return choice, torch.cat(numbers, -1)
@@ -140,7 +141,7 @@ class PDQNPolicy(TDPolicy):
         choice = epsilon_greedy(output["logit"], eps, generator=self.generator, mask=mask)
         noise = torch.randn(output["mu"].shape, generator=self.generator)
         output["mu"] = output["mu"] + self.cfg.noise_sigma * noise
-        greedy = leaves_by_path(self.codec.distribution(output).mode())
+        greedy: dict[str, torch.Tensor] = leaves_by_path(self.codec.distribution(output).mode())
         raw = {name: part if part.is_floating_point() else choice for name, part in greedy.items()}
         return {"action": self.codec.to_env(nest(raw))}
 
