@@ -131,6 +131,9 @@ def _states_of_all(shape: Any, own: Mapping[str, Any]) -> Any:
 
 def _renamed(options: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
     own = dict(options)
+    shape = own.get("action_shape")
+    if isinstance(shape, list | tuple) and len(shape) == 1 and isinstance(shape[0], int):
+        own["action_shape"] = shape[0]
     for old, new in _RENAMED.items():
         if old in own and old not in parameters and new in parameters:
             own[new] = own.pop(old)

@@ -139,11 +139,12 @@ def check_parts(main: Mapping[str, Any]) -> None:
         RegistryError: for an unknown ``type``; the nearest names are listed.
     """
     cfg: dict[str, Any] = _copied({"policy": {}, **main})
-    learner = {"type": _PARTS["learner"][1], **section_of(cfg, "learner")}
-    collector, policy = section_of(cfg, "collector"), cfg["policy"]
-    for part, section in (("learner", learner), ("collector", collector)):
-        if "type" in section:
+    _section(cfg, _PARTS["learner"][0]).setdefault("type", _PARTS["learner"][1])
+    for part in ("learner", "collector"):
+        if "type" in _section(cfg, _PARTS[part][0]):
+            section = section_of(cfg, part)
             _merged(_class_of(part, section, cfg), _without_name(section), 0)
+    policy = cfg["policy"]
     if "type" in policy:
         _merged(get_policy_cls(policy), policy, 0)
 

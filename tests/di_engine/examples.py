@@ -24,6 +24,7 @@ _FIRST: Final = ("dqn", "sac", "collect_demo_data")
 
 _NO_INDEX: Final[Mapping[str, str]] = {
     "d4rl": "it needs D4RL, which no index has for a current Gymnasium",
+    "einops": "it needs D4RL, which no index has for a current Gymnasium",  # of its env's file
     "gym_hybrid": "it needs gym_hybrid, which no index has",
 }
 """Packages that no index has; the reason for programs that import them."""

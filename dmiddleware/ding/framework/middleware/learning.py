@@ -113,6 +113,7 @@ class MixedReplay:
 
     n_step = None
     unroll_len = None
+    reads_counters = False
 
     def __init__(self, parts: Sequence[tuple[DequeReplay, float]]) -> None:
         self.parts = list(parts)
