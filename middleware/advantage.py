@@ -15,7 +15,7 @@ from dmiddleware.rl import (
     with_advantages,
     with_nstep_returns,
 )
-from dmiddleware.settings import Count, Fraction, checked, takes_options
+from dmiddleware.settings import takes_options
 from dmiddleware.tree import Batch, Value, as_tree, cat, index_rows, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -176,15 +176,13 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
 class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
     """Turn the collected transitions into n-step ones, for a buffer that cannot do so itself.
 
-    The length n and the discount are the policy's, or are given as numbers. Rows near the end of an
-    episode, or of the batch, sum fewer rewards; the column ``discount`` accounts for that. (A
+    The length n and the discount are the policy's. Rows near the end of an episode, or of the
+    batch, sum fewer rewards; the column ``discount`` accounts for that. (A
     :class:`~dmiddleware.data.TensorBuffer` with ``n_step`` computes n-step returns when it samples,
     and loses nothing at the end of a batch.)
 
     Args:
         policy: a policy (or one of its modes) with ``n_step`` and ``discount``.
-        n_step: the length, without a policy.
-        discount: the discount, without a policy.
 
     Reads:
         ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]``.
@@ -195,8 +193,7 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
             bootstrapped value.
 
     Raises:
-        ConfigError: if ``policy`` is not a policy, or has no discount, or if there are numbers
-            beside it, or without it none, or ones out of range.
+        ConfigError: if ``policy`` is not a policy, or has no discount.
     """
 
     roles = (Role.COLLECTOR,)
@@ -205,20 +202,8 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
     computes_n_step = True
 
     @takes_options
-    def __init__(
-        self,
-        policy: AnyMode | None = None,
-        *,
-        n_step: int | None = None,
-        discount: float | None = None,
-    ) -> None:
+    def __init__(self, policy: AnyMode) -> None:
         user = "NStepRewardEnhancer"
-        if policy is None:
-            self._n_step = checked("n_step", n_step, Count)
-            self._discount = checked("discount", discount, Fraction)
-            return
-        if n_step is not None or discount is not None:
-            raise ConfigError(f"{user} takes n_step and discount from the policy; leave them out")
         spec = spec_of(policy, user=user)
         self._discount = needed(spec.discount, "discount", user=user)
         self._n_step = spec.n_step

@@ -129,11 +129,15 @@ def _states_of_all(shape: Any, own: Mapping[str, Any]) -> Any:
     return [n_agent * sizes[0]] if len(sizes) == 1 else sizes
 
 
+def _plain_action_shape(options: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number for an action shape such as ``(1,)``."""
+    shape: Any = options.get("action_shape")
+    is_vector = isinstance(shape, list | tuple) and len(shape) == 1 and isinstance(shape[0], int)
+    return {"action_shape": shape[0]} if is_vector else {}
+
+
 def _renamed(options: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
-    own = dict(options)
-    shape = own.get("action_shape")
-    if isinstance(shape, list | tuple) and len(shape) == 1 and isinstance(shape[0], int):
-        own["action_shape"] = shape[0]
+    own = {**options, **_plain_action_shape(options)}
     for old, new in _RENAMED.items():
         if old in own and old not in parameters and new in parameters:
             own[new] = own.pop(old)

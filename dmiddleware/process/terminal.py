@@ -29,18 +29,27 @@ def print_any_text() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def drop_unwritten(stream: TextIO) -> None:
-    """Drop what a stream could not write, which Python would try again at the end and fail."""
+def drop_unwritten(stream: TextIO | None) -> None:
+    """Flush a stream, or drop what it cannot write: Python would try again at the end, and fail."""
+    if stream is None:
+        return
     with contextlib.suppress(OSError, ValueError):
-        descriptor = stream.fileno()
-        copy = os.dup(descriptor)
         try:
-            with Path(os.devnull).open("wb") as nowhere:
-                os.dup2(nowhere.fileno(), descriptor)
             stream.flush()
-        finally:
-            os.dup2(copy, descriptor)
-            os.close(copy)
+        except OSError:
+            _flush_to_nowhere(stream)
+
+
+def _flush_to_nowhere(stream: TextIO) -> None:
+    descriptor = stream.fileno()
+    copy = os.dup(descriptor)
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), descriptor)
+        stream.flush()
+    finally:
+        os.dup2(copy, descriptor)
+        os.close(copy)
 
 
 def can_redraw(stream: _Stream | None) -> bool | None:

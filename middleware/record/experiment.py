@@ -385,11 +385,9 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
     def _print(self, text: str) -> None:
         with BestEffort("print the result", OSError, ValueError):
             if text:
-                try:
-                    RunConsole().print(text, highlight=False, soft_wrap=True, markup=False)
-                except OSError:
-                    drop_unwritten(sys.stdout)
-                    raise
+                RunConsole().print(text, highlight=False, soft_wrap=True, markup=False)
+        for stream in (sys.stdout, sys.stderr):
+            drop_unwritten(stream)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the duration of the run, the states of the parts, and what the bar shows."""

@@ -13,6 +13,7 @@ from dmiddleware.classic import DequeBuffer, DequeReplay
 from dmiddleware.ding.utils.data import offline_data_save_type
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import middleware as declared
+from dmiddleware.settings import Count, Fraction, checked
 from dmiddleware.tree import Batch, cat, flatten_lead, index_rows, map_leaves, to_dict
 from dmiddleware.worker.sequence_learning import sequence_length
 from middleware import (
@@ -391,9 +392,17 @@ def montecarlo_return_estimator(policy: Any) -> MonteCarloReturnEstimator:
     return MonteCarloReturnEstimator(policy)
 
 
+class _NStepByConfig(NStepRewardEnhancer):
+    """Sums rewards by a config's numbers, where DI-engine passes no policy."""
+
+    def __init__(self, n_step: int, discount: float) -> None:
+        self._n_step = checked("policy.nstep", n_step, Count)
+        self._discount = checked("policy.discount_factor", discount, Fraction)
+
+
 def nstep_reward_enhancer(cfg: EasyDict) -> NStepRewardEnhancer:
     """Sum ``cfg.policy.nstep`` rewards of each row."""
-    return NStepRewardEnhancer(n_step=cfg.policy.nstep, discount=cfg.policy.discount_factor)
+    return _NStepByConfig(cfg.policy.nstep, cfg.policy.discount_factor)
 
 
 def priority_calculator(priority_calculation_fn: Callable[[Any], Any]) -> PriorityCalculator:
