@@ -83,9 +83,13 @@ def shortly(algo: str, env: str) -> list[str]:
         kwargs = tuned_arguments(algo, env)["env"].env_kwargs
         line = [f"{name}={value}" for name, value in kwargs.items()]
         words += ["--env.env-kwargs", *line, *OPTIONS[env]]
-    if tuned(algo).program == "off_policy":
+    if tuned(algo).program == "off_policy" and algo not in OF_ITS_OWN:
         words += ["--collector.random-steps", "320"]
     return words
+
+
+OF_ITS_OWN = {"ppo_offpolicy"}
+"""Algorithms of the program off_policy that learn from the actions of their own distribution."""
 
 
 def steps_of(algo: str, env: str) -> int:
@@ -149,7 +153,17 @@ def test_the_settings_of_an_entry_are_valid(algo: str, env: str) -> None:
         acted = policy.eval_mode.forward(torch.zeros(2, n_obs))["action"]
         assert acted.shape == (2, n_actions)
     if tuned(algo).program == "off_policy":
-        explores = {"rainbow", "discrete_sac", "sac", "td3", "ddpg", "d4pg", "tqc", "sql"}
+        explores = {
+            "rainbow",
+            "discrete_sac",
+            "sac",
+            "td3",
+            "ddpg",
+            "d4pg",
+            "tqc",
+            "sql",
+            *OF_ITS_OWN,
+        }
         assert policy.explores is (algo in explores)
 
 
