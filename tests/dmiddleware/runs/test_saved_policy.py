@@ -63,7 +63,10 @@ def played(act: ActingPolicy, env: gym.Env[Any, Any], n_step: int = 8) -> list[A
     for _ in range(n_step):
         given = {"prev_reward": reward} if "prev_reward" in act.policy.act_inputs else {}
         action = act(obs, **given)
-        actions.append(np.asarray(action).tolist())
+        # A hybrid action is a dictionary of parts of different sizes.
+        parts = dict(enumerate(action)) if isinstance(action, tuple) else {"": action}
+        parts = action if isinstance(action, dict) else parts
+        actions.append({name: np.asarray(part).tolist() for name, part in parts.items()})
         obs, reward, terminated, truncated, _ = env.step(action)
         if terminated or truncated:
             act.reset()
