@@ -78,7 +78,7 @@ def _section(name: str, rows: list[Row]) -> str:
 
 
 def _by_group(rows: list[Row]) -> str:
-    """Return the counts by algorithm and env, and the reasons of those that do not run."""
+    """Return the counts by folder, and the reasons of those that do not run."""
     groups: dict[str, Counter[str]] = {}
     for row in rows:
         groups.setdefault(row.group, Counter())[row.outcome] += 1
@@ -88,7 +88,7 @@ def _by_group(rows: list[Row]) -> str:
     ]
     others = [(row.name, row.outcome, row.reason) for row in rows if row.outcome != "runs"]
     return (
-        _table(["algorithm and env", *outcomes], tallies)
+        _table(["folder", *outcomes], tallies)
         + "\nThose that do not run:\n\n"
         + _table(["", "", "why"], others)
     )
