@@ -239,7 +239,7 @@ def hint_for(name: str, known: Iterable[str]) -> str | None:
         return f"did you mean {' or '.join(meant)}?"
     if home.where is _POLICY:
         ours = [name for name in home.ours if name not in _DI_ENGINE]
-        if name in ours:
+        if name in ours or POLICIES in _OWNERS.get(name, ()):
             return f"here it is {_SET.format(name=name)}"
         return f"here it is {' or '.join(ours)}, {_SET.format(name=ours[0])}"
     return f"here it is {home.where}"

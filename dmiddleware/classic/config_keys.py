@@ -230,9 +230,10 @@ def _refuse_values(cfg: dict[str, Any], entries: Mapping[str, Any], owner: str) 
 def _convert(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
     """Replace settings whose values stand for other ones here."""
     done = []
-    for old, new, convert, reads in CONVERSIONS:
+    for old, new, convert, reads, beside in CONVERSIONS:
         value = _find(cfg, old)
         is_here = _find(entries, new) is not _ABSENT and _find(entries, old) is _ABSENT
+        is_here = is_here and (not beside or _find(entries, beside) is not _ABSENT)
         if value is _ABSENT or not is_here:
             continue
         done += [old, *reads]

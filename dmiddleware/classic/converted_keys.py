@@ -17,12 +17,14 @@ class Conversion(NamedTuple):
         new: the path here; an algorithm that does not have it is not concerned.
         convert: returns the value here, from the value there and the config.
         reads: what else of the config becomes part of the value.
+        beside: a path that only the algorithms concerned declare; empty: all are.
     """
 
     old: str
     new: str
     convert: Callable[[Any, Mapping[str, Any]], Any] = lambda value, cfg: value
     reads: tuple[str, ...] = ()
+    beside: str = ""
 
 
 def _gap(threshold: float, cfg: Mapping[str, Any]) -> float | None:
@@ -57,7 +59,7 @@ CONVERSIONS: Final = (
     Conversion("rtg_target", "target_return"),
     Conversion("batch_size", "learn.batch_size"),
     Conversion("learning_rate", "learn.learning_rate", _warmed_up, ("warmup_steps",)),
-    Conversion("lr", "learn.learning_rate", _warmed_up, ("warmup_steps",)),
+    Conversion("lr", "learn.learning_rate", _warmed_up, ("warmup_steps",), "return_scale"),
     Conversion("wt_decay", "learn.weight_decay"),
     Conversion("clip_grad_norm_p", "learn.grad_clip_norm"),
 )

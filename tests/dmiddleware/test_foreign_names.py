@@ -95,6 +95,7 @@ def test_a_setting_that_no_policy_has_names_what_has_it(cls: Any, name: str, hom
     ("config", "ours"),
     [
         ({"gamma": 0.9}, "unknown key gamma; did you mean discount_factor?"),
+        ({"lr": 0.1}, "unknown key lr; did you mean learn.learning_rate?"),
         ({"learn": {"lr": 0.1}}, "unknown key learn.lr; did you mean learn.learning_rate?"),
         ({"learn": {"tau": 0.1}}, "unknown key learn.tau; did you mean learn.target_tau?"),
         ({"other": {"eps": {"start_e": 1.0}}}, "did you mean other.eps.start?"),
