@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+from dmiddleware.classic.config import Option
 from dmiddleware.classic.converted_keys import CONVERSIONS, REFUSED_VALUES, UNUSED_BY
 from dmiddleware.errors import ConfigError
 
@@ -166,9 +167,10 @@ def split_classic(
         ConfigError: for a setting that no algorithm here has, with what to do.
     """
     cfg = _copied(given)
-    _refuse_values(cfg, entries, owner)
     _convert(cfg, entries)
+    _refuse_values(cfg, entries, owner)
     _apply_switches(cfg, entries)
+    _warm_up(cfg, entries)
     for old, new in _RENAMED.items():
         if _find(entries, old) is _ABSENT and _find(entries, new) is not _ABSENT:
             value = _pop(cfg, old)
@@ -265,6 +267,21 @@ def _apply_switches(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
         _pop(cfg, "learn.clip_value")
     if isinstance(_find(cfg, "learn.ce_label_smooth"), bool):
         _set(cfg, "learn.ce_label_smooth", 0.1 if _pop(cfg, "learn.ce_label_smooth") else 0.0)
+
+
+def _warm_up(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
+    """Let the learning rate of a decision transformer rise over its ``warmup_steps`` updates."""
+    rate = _find(entries, "learn.learning_rate")
+    if _find(entries, "return_scale") is _ABSENT or rate is _ABSENT:
+        return
+    n_steps, end = _pop(cfg, "warmup_steps"), _find(cfg, "learn.learning_rate")
+    if end is _ABSENT:
+        end = rate.default if isinstance(rate, Option) else rate
+    if n_steps is _ABSENT or not n_steps or not isinstance(end, int | float):
+        return  # a schedule says itself how it begins
+    start = end / n_steps
+    schedule = {"type": "linear", "start": start, "end": end, "decay": n_steps, "by": "update"}
+    _set(cfg, "learn.learning_rate", schedule)
 
 
 def _copied(given: Mapping[str, Any]) -> dict[str, Any]:

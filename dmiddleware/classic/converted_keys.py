@@ -36,15 +36,6 @@ def _gap(threshold: float, cfg: Mapping[str, Any]) -> float | None:
     return float(threshold / learn.get("min_q_weight", 1.0) - math.log(3 * n_actions))
 
 
-def _warmed_up(rate: float, cfg: Mapping[str, Any]) -> Any:
-    """Return a learning rate that rises from 0 over ``warmup_steps`` updates."""
-    n_steps = cfg.get("warmup_steps")
-    if not n_steps or not isinstance(rate, int | float):
-        return rate
-    start = rate / n_steps
-    return {"type": "linear", "start": start, "end": rate, "decay": n_steps, "by": "update"}
-
-
 CONVERSIONS: Final = (
     # IQL divides an advantage by β, and one optimizer is for critics and state value.
     Conversion("learn.beta", "learn.inverse_temperature", lambda value, cfg: 1.0 / value),
@@ -53,13 +44,16 @@ CONVERSIONS: Final = (
     Conversion("learn.learning_rate_q", "learn.learning_rate_value"),
     Conversion("learn.learning_rate_q", "learn.learning_rate_critic"),
     Conversion("learn.learning_rate_policy", "learn.learning_rate_actor"),
+    # Betas are Adam's, which is not the default here.
+    Conversion("learn.betas", "learn.optimizer", lambda value, cfg: "adam"),
+    Conversion("learn.betas", "learn.adam_betas"),
     Conversion("learn.lagrange_thresh", "learn.lagrange_gap", _gap, ("learn.with_lagrange",)),
     # A decision transformer has its settings outside of the sections.
     Conversion("rtg_scale", "return_scale"),
     Conversion("rtg_target", "target_return"),
     Conversion("batch_size", "learn.batch_size"),
-    Conversion("learning_rate", "learn.learning_rate", _warmed_up, ("warmup_steps",)),
-    Conversion("lr", "learn.learning_rate", _warmed_up, ("warmup_steps",), "return_scale"),
+    Conversion("learning_rate", "learn.learning_rate"),
+    Conversion("lr", "learn.learning_rate", beside="return_scale"),
     Conversion("wt_decay", "learn.weight_decay"),
     Conversion("clip_grad_norm_p", "learn.grad_clip_norm"),
 )
@@ -78,7 +72,7 @@ REFUSED_VALUES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
         "no algorithm here stays close to a pretrained policy; leave it out, with kl_beta",
     ),
     "loss_type": (("mse_loss",), "behavior cloning minimizes the squared error; leave it out"),
-    "learn.betas": ((), "Adam has its standard betas here; leave it out, and set learn.optimizer"),
+    "learn.betas": ((), "Adam has its standard betas here; leave it out"),
 }
 """Settings that no algorithm here has: the values that change nothing, and what to do otherwise."""
 
@@ -115,7 +109,6 @@ UNUSED_BY: Final[Mapping[str, Mapping[str, str]]] = {
         "state_std": _DATA_SAY,
         "stop_value": "env.stop_value counts",
         "target_update_freq": _NOT_IN_DT,
-        "warmup_steps": "the schedule of learn.learning_rate has it",
         "weight_decay": "wt_decay counts",
     },
 }

@@ -46,7 +46,7 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
 """Values that describe what the networks here are anyway."""
 
 _INSTEAD: Final = {
-    "bound_type": "set action_bounding='tanh' in the policy's config",
+    "bound_type": "this network does not bound the means of actions; give a network of your own",
     "sigma_type": "the standard deviation does not depend on the state here",
     "fixed_sigma_value": "set log_std_init",
     "norm_type": "set norm='layer'",
@@ -146,6 +146,8 @@ def _renamed(options: Mapping[str, Any], parameters: Collection[str]) -> dict[st
     for key, values in _FIXED.items():
         if key in own and own[key] in values and (key not in parameters or key == "action_space"):
             del own[key]
+    if own.get("bound_type") == "tanh" and "tanh_mean" in parameters:
+        own["tanh_mean"] = bool(own.pop("bound_type"))
     _take_hybrid(own)
     if "twin_critic" in own and "n_critics" in parameters:
         own["n_critics"] = 2 if own.pop("twin_critic") else 1
@@ -199,9 +201,16 @@ def _take_heads(own: dict[str, Any], parameters: Collection[str]) -> None:
             own[new] = [own.pop(width)] * (own.pop(n_layers, 1) + n_more)
     if "share_encoder" not in parameters or "head_hidden_sizes" not in parameters:
         return
-    head = _common_head(own, "head_hidden_sizes")
-    if head is not None:
-        own.setdefault("head_hidden_sizes", head)
+    if "value_head_hidden_sizes" not in parameters:
+        head = _common_head(own, "head_hidden_sizes")
+        if head is not None:
+            own.setdefault("head_hidden_sizes", head)
+        return
+    actor, critic = (_head(own, kind) for kind in ("actor", "critic"))
+    if actor is not None or critic is not None:
+        own.setdefault("head_hidden_sizes", critic if actor is None else actor)
+    if actor is not None and critic is not None and critic != actor:
+        own.setdefault("value_head_hidden_sizes", critic)
 
 
 def _common_head(own: dict[str, Any], instead: str) -> list[int] | None:

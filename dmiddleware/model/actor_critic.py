@@ -53,6 +53,8 @@ class Actor(Network):
         norm: ``"layer"`` or None.
         init: ``"orthogonal"`` (the last layer with gain 0.01) or None (torch's own).
         log_std_init: logarithm of the first standard deviation of continuous actions.
+        tanh_mean: whether the means of continuous actions are the tanh of the last layer, so within
+            [-1, 1]; draws are not.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Actor(Network):
         norm: Norm = None,
         init: Init = "orthogonal",
         log_std_init: float = 0.0,
+        tanh_mean: bool = False,
     ) -> None:
         super().__init__(obs_shape, action_shape, action_space=action_space)
         has_image = any(is_image(leaf) for _, leaf in shape_leaves(obs_shape))
@@ -85,21 +88,23 @@ class Actor(Network):
         self._n_logits = sum(part.n_logits for part in self.action_parts)
         n_means = sum(part.n_means for part in self.action_parts)
         self._head_hidden_sizes = tuple(head_hidden_sizes)
-        self.policy_head = self._make_head(self._n_logits + n_means, _POLICY_GAIN)
+        n_outputs = self._n_logits + n_means
+        self.policy_head = self._make_head(n_outputs, _POLICY_GAIN, self._head_hidden_sizes)
+        self._tanh_mean = tanh_mean
         self.log_std: nn.Parameter | None = None
         if n_means:
             self.log_std = nn.Parameter(torch.full((n_means,), float(log_std_init)))
 
-    def _make_head(self, n_outputs: int, gain: float) -> nn.Module:
+    def _make_head(self, n_outputs: int, gain: float, hidden_sizes: Sequence[int]) -> nn.Module:
         """Return what follows the encoder: a linear layer, with layers before it if configured."""
         options = self._encoder_options
         width = self.encoder.out_features
-        if not self._head_hidden_sizes:
+        if not hidden_sizes:
             head: nn.Module = nn.Linear(width, n_outputs)
         else:
             head = MLP(
                 width,
-                self._head_hidden_sizes,
+                hidden_sizes,
                 out_features=n_outputs,
                 activation=options["activation"],
                 norm=options["norm"],
@@ -124,9 +129,11 @@ class Actor(Network):
         output: torch.Tensor = call(self.policy_head, features)
         if self.log_std is None:
             return {"logit": output}
+        mu = output[..., self._n_logits :] if self._n_logits else output
+        if self._tanh_mean:
+            mu = mu.tanh()
         if self._n_logits == 0:
-            return {"mu": output, "sigma": self.log_std.exp().expand_as(output)}
-        mu = output[..., self._n_logits :]
+            return {"mu": mu, "sigma": self.log_std.exp().expand_as(mu)}
         return {
             "logit": output[..., : self._n_logits],
             "mu": mu,
@@ -143,6 +150,8 @@ class ActorCritic(Actor):
         action_shape: as in :class:`Actor`.
         share_encoder: actor and critic read the same features; None: where the observation has an
             image, as PPO is published (Schulman et al., 2017, section 6).
+        value_head_hidden_sizes: width of each layer between the critic's encoder and the value;
+            None: ``head_hidden_sizes``.
         **options: the other options of :class:`Actor`, which are also those of the critic; its last
             layer has the gain 1.
     """
@@ -153,12 +162,16 @@ class ActorCritic(Actor):
         action_shape: ActionShape,
         *,
         share_encoder: bool | None = None,
+        value_head_hidden_sizes: Sequence[int] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(obs_shape, action_shape, **options)
         shared = self._has_image if share_encoder is None else share_encoder
         self.critic_encoder = None if shared else make_encoder(obs_shape, **self._encoder_options)
-        self.value_head = self._make_head(1, _VALUE_GAIN)
+        sizes = value_head_hidden_sizes
+        self.value_head = self._make_head(
+            1, _VALUE_GAIN, self._head_hidden_sizes if sizes is None else tuple(sizes)
+        )
 
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution and the value.

@@ -19,7 +19,7 @@ from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_settings import DiscountedSettings
 from dmiddleware.rl import Distribution
 from dmiddleware.schedule import LearningRate, Schedule, Scheduled
-from dmiddleware.settings import Count, Fraction, NonNegative, Positive
+from dmiddleware.settings import Count, Fraction, NonNegative, Numbers, Positive
 from dmiddleware.tree import Columns, Nested, Value
 
 __all__ = [
@@ -51,12 +51,22 @@ class PolicyGradientSettings(ActorCriticSettings):
     """What makes the steps."""
     optimizer_eps: Positive = 1e-5
     """The optimizer's ε."""
+    adam_betas: Numbers = (0.9, 0.999)
+    """Decay of Adam's and AdamW's means of the gradient and of its square."""
     rmsprop_decay: Fraction = 0.99
     """Decay of RMSprop's mean of squared gradients."""
     weight_decay: NonNegative = 0.01
     """AdamW's decay of the weights."""
     learning_rate: LearningRate = 7e-4
     """The optimizer's learning rate."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            len(self.adam_betas) == 2 and all(0 <= beta < 1 for beta in self.adam_betas),
+            "adam_betas",
+            "two numbers from 0 to below 1",
+        )
 
 
 class ActorCriticPolicy(Policy):
@@ -165,12 +175,22 @@ def policy_gradient_component(
     """Return the network of A2C or IMPALA, with the optimizer that its settings ask for."""
     rate = cfg.learning_rate
     if cfg.optimizer == "adam":
-        optimizer = adam(rate, eps=cfg.optimizer_eps)
+        optimizer = adam(rate, betas=_pair(cfg.adam_betas), eps=cfg.optimizer_eps)
     elif cfg.optimizer == "adamw":
-        optimizer = adamw(rate, weight_decay=cfg.weight_decay, eps=cfg.optimizer_eps)
+        optimizer = adamw(
+            rate,
+            weight_decay=cfg.weight_decay,
+            betas=_pair(cfg.adam_betas),
+            eps=cfg.optimizer_eps,
+        )
     else:
         optimizer = rmsprop(rate, decay=cfg.rmsprop_decay, eps=cfg.optimizer_eps)
     return Component(network, optimizer, grad_clip_norm=cfg.grad_clip_norm, acts=True)
+
+
+def _pair(betas: tuple[float, ...]) -> tuple[float, float]:
+    first, second = betas
+    return first, second
 
 
 def follow_policy_gradient(

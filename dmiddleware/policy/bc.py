@@ -10,6 +10,7 @@ from torch import nn
 
 from dmiddleware.policy.action_codec import ActorSettings, mask_of
 from dmiddleware.policy.component import Component, adam
+from dmiddleware.policy.obs_norm import DatasetNormSettings
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
@@ -20,10 +21,11 @@ from dmiddleware.tree import Columns, Nested, Value
 __all__ = ["BCPolicy", "BCSettings"]
 
 
-class BCSettings(ActorSettings):
+class BCSettings(DatasetNormSettings, ActorSettings):
     """The settings of behavioral cloning."""
 
     batch_size = 256
+    obs_norm = False
     learning_rate: LearningRate = 1e-3
     """Adam's learning rate."""
     adam_eps: Positive = 1e-8
@@ -43,7 +45,9 @@ class BCPolicy(Policy):
     all dimensions count equally. The losses of an action's parts are added up; ``accuracy`` is the
     share of rows in which all choices and bits are the expert's. Learns from the columns ``obs``
     and ``action``, and ``weight`` if
-    there is one; needs no environment. Collecting acts greedily, like evaluating.
+    there is one; needs no environment. With ``obs_norm``, observations have mean 0 and standard
+    deviation 1 over the data set: call :meth:`observe` with them before learning. Collecting acts
+    greedily, like evaluating.
     """
 
     cfg: BCSettings

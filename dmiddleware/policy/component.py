@@ -61,14 +61,20 @@ class HasState(Protocol):
 M_co = TypeVar("M_co", bound=HasState, covariant=True)
 
 
-def adam(learning_rate: float | Schedule, *, eps: float = 1e-8) -> MakeOptimizer:
+def adam(
+    learning_rate: float | Schedule,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> MakeOptimizer:
     """Return what makes the Adam of a component (Kingma and Ba, "Adam", 2015).
 
     Args:
         learning_rate: step size.
+        betas: decay of the means of the gradient and of its square.
         eps: added to the denominator.
     """
-    return MakeOptimizer(Schedule.of(learning_rate), partial(FusedAdam, eps=eps))
+    return MakeOptimizer(Schedule.of(learning_rate), partial(FusedAdam, betas=betas, eps=eps))
 
 
 def rmsprop(
@@ -87,7 +93,11 @@ def rmsprop(
 
 
 def adamw(
-    learning_rate: float | Schedule, *, weight_decay: float = 0.01, eps: float = 1e-8
+    learning_rate: float | Schedule,
+    *,
+    weight_decay: float = 0.01,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
 ) -> MakeOptimizer:
     """Return what makes the AdamW of a component.
 
@@ -96,10 +106,16 @@ def adamw(
     Args:
         learning_rate: step size.
         weight_decay: fraction of the weights that a step takes away, times the learning rate.
+        betas: decay of the means of the gradient and of its square.
         eps: added to the denominator.
     """
     return torch_optimizer(
-        torch.optim.AdamW, learning_rate, weight_decay=weight_decay, eps=eps, fused=True
+        torch.optim.AdamW,
+        learning_rate,
+        weight_decay=weight_decay,
+        betas=betas,
+        eps=eps,
+        fused=True,
     )
 
 

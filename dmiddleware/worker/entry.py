@@ -46,8 +46,10 @@ from dmiddleware.worker.env_config import (
     drop_missing_modules,
     make_envs,
     name_env,
+    names_di_engine,
     refuse_absent,
     take_normalization,
+    take_unread,
     take_unused,
     unused_settings,
 )
@@ -115,6 +117,8 @@ def compile_config(
     for name in options:
         if env.get(_EVALUATOR_KEYS[name]) is not None:
             evaluator.setdefault(name, env[_EVALUATOR_KEYS[name]])
+    if names_di_engine(create or {}):
+        take_unread(evaluator, _names_of(_class_of("evaluator", evaluator, cfg)))
     _share_priorities(cfg)
     _ask_for_samples(cfg)
     for part, (path, _) in _PARTS.items():
@@ -452,6 +456,11 @@ def _options_of(cls: Callable[..., Any], names: Iterable[str]) -> list[str]:
     if not (inspect.isclass(cls) and issubclass(cls, Configurable)):
         return []
     return [name for name in names if name in cls.options()]
+
+
+def _names_of(cls: type[Configurable]) -> list[str]:
+    """Return the keys at the top of a class's config."""
+    return list(cls.default_config())
 
 
 def _merged(cls: Callable[..., Any], given: dict[str, Any], seed: int) -> dict[str, Any]:

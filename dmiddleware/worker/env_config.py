@@ -33,8 +33,10 @@ __all__ = [
     "drop_missing_modules",
     "make_envs",
     "name_env",
+    "names_di_engine",
     "refuse_absent",
     "take_normalization",
+    "take_unread",
     "take_unused",
     "unused_settings",
 ]
@@ -110,6 +112,10 @@ _INSTEAD: Final = {
 }
 """Keys of DI-engine's own envs, and what does the same here."""
 
+_DI_ENGINE: Final = ("ding", "dizoo")
+_OF_REGISTRIES: Final = ("type", "import_names", "exp_name", "instance_name", "cfg_type")
+"""Keys of any section, which registries and workers read."""
+
 _UNUSED_OF_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "learner": {"load_path": "to start from a checkpoint, set hook.load_ckpt_before_run"},
     "replay_buffer": {
@@ -147,6 +153,35 @@ def take_unused(
     if reasons and "cfg_type" not in section:  # a merged config has been logged before
         _log.warning("%s: these settings change nothing here: %s", part, "; ".join(reasons))
     return unused
+
+
+def names_di_engine(create: Mapping[str, Any]) -> bool:
+    """Return whether a create config is one of DI-engine: it names modules of ding or dizoo."""
+    parts = [part for part in create.values() if isinstance(part, Mapping)]
+    modules = [str(name) for part in parts for name in part.get("import_names") or ()]
+    return any(name.partition(".")[0] in _DI_ENGINE for name in modules)
+
+
+def take_unread(section: MutableMapping[str, Any], options: Collection[str]) -> None:
+    """Take what no evaluator of DI-engine reads out of the section of one, with a warning.
+
+    There, a key with a typo is ignored, and nothing of this section changes what is learned. An
+    ``eval_freq`` below 1 evaluates whenever it is asked.
+
+    Args:
+        section: the config of an evaluator, from a config file of DI-engine.
+        options: what its class declares, at the top of its config.
+    """
+    unread = [key for key in section if key not in (*options, *_OF_REGISTRIES)]
+    for key in unread:
+        del section[key]
+        near = nearest(str(key), options, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        _log.warning("evaluator: nothing reads %s, so it is left out%s", key, hint)
+    freq = section.get("eval_freq")
+    if isinstance(freq, int) and not isinstance(freq, bool) and freq < 1:
+        section["eval_freq"] = 1
+        _log.warning("evaluator: eval_freq=%d evaluates before every update, as 1 does", freq)
 
 
 def refuse_absent(section: Mapping[str, Any], path: str) -> None:

@@ -106,8 +106,7 @@ def offline_run(
     )
     if not is_transformer:
         check_learns_from_rows(policy)
-    if isinstance(policy, StockPolicy):
-        policy.observe(rows["obs"])
+        rows = _with_nstep_returns(rows, policy)
     n_epochs = int(given.get("train_epoch") or _EPOCHS)
     generator = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
     with ExitStack() as stack:
@@ -125,6 +124,8 @@ def offline_run(
                 **common,
             )
         )
+        if isinstance(policy, StockPolicy):  # the evaluator has compared the spaces
+            policy.observe(rows["obs"])
         batch_size = int(spec_attribute(learner.policy.spec, "batch_size"))
         progress = Progress(show=show_progress)
         learner.call_hook("before_run")
@@ -183,6 +184,16 @@ def _span_of_returns(rows: Batch) -> float:
             "have no two episodes with different returns; leave it out"
         )
     return span
+
+
+def _with_nstep_returns(rows: Batch, policy: Policy) -> Batch:
+    """Return rows with the returns of n steps that a policy learns from; rows may have them."""
+    spec = policy.learn_mode.spec
+    if spec.n_step == 1 or spec.discount is None or "discount" in rows:
+        return rows
+    (n_rows,) = lead_shape(rows)
+    buffer = TensorBuffer(n_rows, n_step=spec.n_step, discount=spec.discount)
+    return buffer.get(buffer.push(rows))
 
 
 def _sequences(
