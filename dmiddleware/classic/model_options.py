@@ -9,7 +9,14 @@ from torch import nn
 
 from dmiddleware.env.team import AGENTS, STATE
 from dmiddleware.errors import ConfigError
-from dmiddleware.model import MODEL_REGISTRY, AgentActorCritic, QNetwork, TeamNetwork
+from dmiddleware.model import (
+    MODEL_REGISTRY,
+    Actor,
+    ActorCritic,
+    AgentActorCritic,
+    QNetwork,
+    TeamNetwork,
+)
 from dmiddleware.model.model_registry import parameters_of
 
 __all__ = ["in_own_names"]
@@ -91,6 +98,8 @@ def in_own_names(model: Mapping[str, Any], default_type: str) -> dict[str, Any]:
     build = MODEL_REGISTRY.get(name)
     if issubclass(build, TeamNetwork):
         model = _of_several_agents(model, build)
+    elif issubclass(build, Actor) and not issubclass(build, ActorCritic):
+        model = _of_cloning(model)
     own = _renamed(model, parameters_of(build))
     if issubclass(build, QNetwork) and "encoder_hidden_size_list" in model and _HEAD not in own:
         # The head of DI-engine is as wide as its encoder if no width is given.
@@ -120,6 +129,21 @@ def _of_several_agents(model: Mapping[str, Any], build: type[TeamNetwork]) -> di
     return own
 
 
+def _of_cloning(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's config with the layers of a network that clones continuous actions.
+
+    There, it has a layer in front of its head, and the actions are the tanh of the last layer.
+    """
+    own = dict(model)
+    if own.get("action_space") == "regression":
+        own["action_space"] = "continuous"
+        own.setdefault("tanh_mean", True)
+        width = own.pop("actor_head_hidden_size", 64)
+        own.setdefault("encoder_hidden_sizes", [width])
+        own.setdefault("head_hidden_sizes", [width] * own.pop("actor_head_layer_num", 1))
+    return own
+
+
 def _states_of_all(shape: Any, own: Mapping[str, Any]) -> Any:
     """Return the shape of the states of all agents: there, each agent has a state of its own."""
     sizes = [shape] if isinstance(shape, int) else list(shape)
@@ -146,11 +170,8 @@ def _renamed(options: Mapping[str, Any], parameters: Collection[str]) -> dict[st
     for key, values in _FIXED.items():
         if key in own and own[key] in values and (key not in parameters or key == "action_space"):
             del own[key]
-    if own.get("bound_type") == "tanh" and "tanh_mean" in parameters:
-        own["tanh_mean"] = bool(own.pop("bound_type"))
+    _take_switches(own, parameters)
     _take_hybrid(own)
-    if "twin_critic" in own and "n_critics" in parameters:
-        own["n_critics"] = 2 if own.pop("twin_critic") else 1
     for key in _INSTEAD.keys() & own.keys() - set(parameters):
         raise ConfigError(
             f"model.{key}={own[key]!r} of DI-engine has no counterpart here; {_INSTEAD[key]}"
@@ -162,6 +183,13 @@ def _renamed(options: Mapping[str, Any], parameters: Collection[str]) -> dict[st
     if isinstance(own.get("activation"), nn.Module) and "activation" in parameters:
         own["activation"] = _name_of(own["activation"])
     return own
+
+
+def _take_switches(own: dict[str, Any], parameters: Collection[str]) -> None:
+    if own.get("bound_type") == "tanh" and "tanh_mean" in parameters:
+        own["tanh_mean"] = bool(own.pop("bound_type"))
+    if "twin_critic" in own and "n_critics" in parameters:
+        own["n_critics"] = 2 if own.pop("twin_critic") else 1
 
 
 def _take_encoder(own: dict[str, Any], parameters: Collection[str]) -> None:

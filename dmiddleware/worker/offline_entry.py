@@ -14,7 +14,7 @@ from torch import nn
 from dmiddleware.classic import Policy, StockPolicy, create_policy
 from dmiddleware.classic.logs import output_folder
 from dmiddleware.classic.modes import spec_attribute
-from dmiddleware.data import TensorBuffer, load_rows
+from dmiddleware.data import TensorBuffer, UniformSampler, load_rows
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import DecisionTransformerPolicy
 from dmiddleware.rl import with_returns_to_go
@@ -116,15 +116,12 @@ def offline_run(
         learner = stack.enter_context(
             create_learner(section_of(cfg, "learner"), policy=policy, **common)
         )
+        envs = make_envs(cfg.env, "evaluator")
         evaluator = stack.enter_context(
-            create_serial_evaluator(
-                section_of(cfg, "evaluator"),
-                env=make_envs(cfg.env, "evaluator"),
-                policy=policy,
-                **common,
-            )
+            create_serial_evaluator(section_of(cfg, "evaluator"), env=envs, policy=policy, **common)
         )
-        if isinstance(policy, StockPolicy):  # the evaluator has compared the spaces
+        if isinstance(policy, StockPolicy):
+            policy.check_spaces(envs.observation_space, envs.action_space)
             policy.observe(rows["obs"])
         batch_size = int(spec_attribute(learner.policy.spec, "batch_size"))
         progress = Progress(show=show_progress)
@@ -192,8 +189,10 @@ def _with_nstep_returns(rows: Batch, policy: Policy) -> Batch:
     if spec.n_step == 1 or spec.discount is None or "discount" in rows:
         return rows
     (n_rows,) = lead_shape(rows)
-    buffer = TensorBuffer(n_rows, n_step=spec.n_step, discount=spec.discount)
-    return buffer.get(buffer.push(rows))
+    sampler = UniformSampler(replace=False)
+    buffer = TensorBuffer(n_rows, n_step=spec.n_step, discount=spec.discount, sampler=sampler)
+    buffer.push(rows)
+    return buffer.sample(n_rows)
 
 
 def _sequences(

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from dmiddleware.classic import Policy, create_policy, get_policy_cls
 from dmiddleware.errors import ConfigError, RegistryError
@@ -113,6 +114,20 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
         ("dt", {"batch_size": 8}, "learn.batch_size", 8),
         ("dt", {"wt_decay": 1e-4}, "learn.weight_decay", 1e-4),
         ("dt", {"clip_grad_norm_p": 0.5}, "learn.grad_clip_norm", 0.5),
+        (
+            "dt",
+            {"warmup_steps": 10},
+            "learn.learning_rate",
+            {"type": "linear", "start": 1e-5, "end": 1e-4, "decay": 10, "by": "update"},
+        ),
+        (
+            "dt",
+            {"learn": {"learning_rate": 1e-3}, "warmup_steps": 10},
+            "learn.learning_rate",
+            {"type": "linear", "start": 1e-4, "end": 1e-3, "decay": 10, "by": "update"},
+        ),
+        ("a2c", {"learn": {"betas": (0.0, 0.99)}}, "learn.optimizer", "adam"),
+        ("a2c", {"learn": {"betas": (0.0, 0.99)}}, "learn.adam_betas", (0.0, 0.99)),
         (
             "dt",
             {"learning_rate": 1e-3, "warmup_steps": 10},
@@ -325,8 +340,8 @@ def test_an_encoder_that_no_network_has_is_refused(sizes, word):
 @pytest.mark.parametrize(
     ("name", "given", "word"),
     [
-        ("ppo", {"bound_type": "tanh"}, "action_bounding"),
-        ("ppo", {"actor_head_hidden_size": 8, "critic_head_hidden_size": 9}, "same layers"),
+        ("dqn", {"bound_type": "tanh"}, "does not bound the means"),
+        ("ppo", {"bound_type": "sigmoid"}, "does not bound the means"),
         ("c51", {"n_atomz": 3}, "n_atoms"),
         ("dqn", {"encoder_hidden_size": [8]}, "encoder_hidden_sizes"),
         ("dqn", {"dropout": 0.1}, "network of your own"),
@@ -335,6 +350,30 @@ def test_an_encoder_that_no_network_has_is_refused(sizes, word):
 def test_arguments_that_no_network_has_name_what_to_write(name, given, word):
     with pytest.raises(ConfigError, match=word):
         create_policy({"type": name, "model": {**VECTOR, **given}})
+
+
+def test_the_heads_of_actor_and_critic_may_have_different_layers():
+    sizes = {"actor_head_hidden_size": 8, "critic_head_hidden_size": 9, "critic_head_layer_num": 2}
+    model = create_policy({"type": "ppo", "model": {**VECTOR, **sizes}}).policy.model
+    widths = [
+        [layer.out_features for layer in head.modules() if isinstance(layer, nn.Linear)]
+        for head in (model.policy_head, model.value_head)
+    ]
+    assert widths == [[8, 2], [9, 9, 1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("ppo", {"action_space": "continuous", "bound_type": "tanh"}),
+        ("bc", {"action_space": "regression", "actor_head_hidden_size": 8}),
+    ],
+)
+def test_the_means_of_actions_are_bounded_where_di_engine_bounds_them(name, given):
+    model = create_policy({"type": name, "model": {**VECTOR, **given}}).policy.model
+    for parameter in model.policy_head.parameters():
+        parameter.data.fill_(100.0)
+    assert model(torch.ones(3, 4))["mu"].tolist() == [[1.0, 1.0]] * 3
 
 
 def test_every_stock_policy_accepts_the_keys_of_nearly_all_configs(caplog):
@@ -350,7 +389,7 @@ def test_every_stock_policy_accepts_the_keys_of_nearly_all_configs(caplog):
     [
         ("dqn", {"noisy_net": True}, "rainbow"),
         ("ppo", {"learn": {"pretrained_model_path": "expert.pth.tar"}}, "pretrained"),
-        ("a2c", {"learn": {"betas": (0.0, 0.99)}}, "betas"),
+        ("dqn", {"learn": {"betas": (0.0, 0.99)}}, "betas"),
         ("bc", {"loss_type": "l1_loss"}, "squared error"),
     ],
 )

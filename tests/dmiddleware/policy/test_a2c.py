@@ -121,6 +121,19 @@ def test_the_optimizer_is_chosen_by_an_option(name: str, kind: type) -> None:
     assert type(part.optimizer) is kind
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_the_means_of_adam_decay_as_the_option_says(name: str) -> None:
+    part = made(optimizer=name, adam_betas=(0.3, 0.99)).components["actor_critic"]
+    assert part.optimizer is not None
+    assert part.optimizer.param_groups[0]["betas"] == (0.3, 0.99)
+
+
+@pytest.mark.parametrize("betas", [(0.9,), (0.9, 1.0), (-0.1, 0.9)])
+def test_betas_that_adam_cannot_have_are_refused(betas: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="adam_betas"):
+        made(adam_betas=betas)
+
+
 def test_the_learning_rate_of_rmsprop_follows_its_schedule() -> None:
     falling = Schedule.linear(1.0e-2, 0.0, decay=2, by="update")
     policy = made(learning_rate=falling)
@@ -134,7 +147,7 @@ def test_the_learning_rate_of_rmsprop_follows_its_schedule() -> None:
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
 def test_an_interrupted_run_continues_bit_for_bit(optimizer: str) -> None:
-    learn = {"optimizer": optimizer}
+    learn = {"optimizer": optimizer, "adam_betas": (0.0, 0.99)}
     whole, first, second = made(**learn), made(**learn), made(**learn, seed=1)
     batches = [collected(made(), seed=seed) for seed in range(6)]
     outputs = [whole.learn_mode.forward(batch) for batch in batches]

@@ -19,7 +19,7 @@ from dmiddleware.data import (
     to_numpy,
 )
 from dmiddleware.env import make_env_manager
-from dmiddleware.errors import ConfigError, DatasetError
+from dmiddleware.errors import ConfigError, DatasetError, SpaceError
 from dmiddleware.launch.cli import ditask
 from dmiddleware.policy import DQNPolicy, SACPolicy
 from dmiddleware.rollout import RolloutCollector
@@ -107,6 +107,36 @@ def test_behavior_cloning_takes_its_data_from_the_command_line(mode):
     found = call("cartpole_bc", "-s", "0", "-m", mode, "--data", "rows.safetensors")
     assert found.exit_code == 0, found.output
     assert "update 30 " in found.output, "three epochs of 600 rows in batches of 64"
+
+
+def test_data_of_single_steps_get_the_returns_of_n_steps(monkeypatch):
+    rows = rows_of("CartPole-v1", DQNPolicy)
+    save_dataset("rows.safetensors", rows)
+    batches = []
+    monkeypatch.setattr(BaseLearner, "train", lambda learner, batch: batches.append(batch))
+    main = {
+        "exp_name": "nstep",
+        "env": {"evaluator_env_num": 1, "n_evaluator_episode": 1},
+        "policy": {
+            "model": {"obs_shape": 4, "action_shape": 2}, "nstep": 3,
+            "discount_factor": 0.5, "learn": {"batch_size": 600},
+        },
+    }  # fmt: skip
+    create = {"env": {"type": "cartpole"}, "policy": {"type": "dqn"}}
+    offline_run(main, create, data="rows.safetensors", show_progress=False)
+    reward, discount = (batches[0][name].tolist() for name in ("reward", "discount"))
+    # Every reward of CartPole is 1, so the discount says how many steps a return has.
+    sums = {0.5: 1.0, 0.25: 1.5, 0.125: 1.75}
+    assert reward == [sums[value] for value in discount]
+    assert set(discount) == set(sums)
+
+
+def test_a_model_of_another_size_than_the_env_is_named_before_its_data():
+    save_dataset("rows.safetensors", rows_of("CartPole-v1", DQNPolicy))
+    main, create = transformer_config()
+    main["policy"]["model"]["state_dim"] = 11
+    with pytest.raises(SpaceError, match=r"observations of shape \(11,\)"):
+        offline_run(main, create, data="rows.safetensors", show_progress=False)
 
 
 def transformer_config(**policy):

@@ -461,7 +461,6 @@ def test_configs_of_di_engine_for_continuous_actions_run_too(policy, model, lear
         ("policy__other__replay_bufer", "other.replay_buffer"),
         ("policy__other__replay_buffer__replay_buffer_siz", "replay_buffer_size"),
         ("policy__eval__evaluatr", "eval.evaluator"),
-        ("policy__eval__evaluator__eval_frq", "eval_freq"),
         ("policy__collect__collector__collect_print_frq", "collect_print_freq"),
         ("policy__learn__learner__train_iteration", "train_iterations"),
         ("policy__model__encoder_hidden_size", "encoder_hidden_sizes"),
@@ -470,6 +469,25 @@ def test_configs_of_di_engine_for_continuous_actions_run_too(policy, model, lear
 def test_misspelled_keys_of_every_section_are_refused(path, near):
     with pytest.raises(ConfigError, match=rf"did you mean {near}\?"):
         serial_run(changed(CARTPOLE_DQN, **{path: 1}), CREATE_CARTPOLE_DQN, max_train_iter=1)
+
+
+def test_a_misspelled_key_of_an_evaluator_is_left_out_only_of_a_config_of_di_engine(caplog):
+    main = changed(CARTPOLE_DQN, policy__eval__evaluator__eval_frq=1)
+    create = {name: {"type": part["type"]} for name, part in CREATE_CARTPOLE_DQN.items()}
+    with pytest.raises(ConfigError, match=r"did you mean eval_freq\?"):
+        compile_config(main, create)
+    evaluator = compile_config(main, CREATE_CARTPOLE_DQN).policy.eval.evaluator
+    assert "eval_frq" not in evaluator
+    assert "nothing reads eval_frq, so it is left out; did you mean eval_freq?" in caplog.text
+
+
+def test_an_evaluator_of_di_engine_with_a_negative_frequency_evaluates_before_every_update():
+    main = changed(CARTPOLE_DQN, policy__eval__evaluator__eval_freq=-1)
+    assert compile_config(main, CREATE_CARTPOLE_DQN).policy.eval.evaluator.eval_freq == 1
+    with pytest.raises(ConfigError, match="eval_freq must be an integer ≥ 1"):
+        compile_config(
+            main, {name: {"type": part["type"]} for name, part in CREATE_CARTPOLE_DQN.items()}
+        )
 
 
 @pytest.mark.parametrize(
