@@ -67,27 +67,25 @@ class DataPusher(BaseMiddleware[OnlineRLContext], TakesSettings[DataPusherSettin
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Push."""
+        push: Any = self._buffer.push
         if self.settings.what == "episodes":
-            push: Any = getattr(self._buffer, "push_episode", self._buffer.push)
-            for episode in ctx.episodes or ():
-                self._push(rows_of(episode, name="ctx.episodes"), push)
-            return
-        is_estimated = self.settings.what == "train_data"
-        collected: object = ctx.train_data if is_estimated else ctx.trajectories
-        if collected is None or (isinstance(collected, list) and not collected):
-            return
-        rows = collected if isinstance(collected, Batch) else rows_of(collected)
-        self._push(rows, self._buffer.push)
-
-    def _push(self, batch: Batch, push: Callable[[Batch], Any]) -> None:
-        priority = batch.get("priority")
-        if priority is None:
-            push(batch)
-            return
-        rows = {name: column for name, column in batch.items() if name != "priority"}
-        index = push(as_tree(rows))
-        # Of more rows than fit, only the newest were stored.
-        self._buffer.update_priority(np.asarray(index), priority.flatten()[-len(index) :])
+            push = getattr(self._buffer, "push_episode", push)
+            batches = [rows_of(episode, name="ctx.episodes") for episode in ctx.episodes or ()]
+        else:
+            is_estimated = self.settings.what == "train_data"
+            collected: object = ctx.train_data if is_estimated else ctx.trajectories
+            if collected is None or (isinstance(collected, list) and not collected):
+                return
+            batches = [collected if isinstance(collected, Batch) else rows_of(collected)]
+        for batch in batches:
+            priority = batch.get("priority")
+            if priority is None:
+                push(batch)
+                continue
+            rows = {name: column for name, column in batch.items() if name != "priority"}
+            index = push(as_tree(rows))
+            # Of more rows than fit, only the newest were stored.
+            self._buffer.update_priority(np.asarray(index), priority.flatten()[-len(index) :])
 
 
 class PriorityCalculator(BaseMiddleware[OnlineRLContext]):
