@@ -372,7 +372,7 @@ def test_the_heads_of_actor_and_critic_may_have_different_layers():
 def test_the_means_of_actions_are_bounded_where_di_engine_bounds_them(name, given):
     model = create_policy({"type": name, "model": {**VECTOR, **given}}).policy.model
     for parameter in model.policy_head.parameters():
-        parameter.data.fill_(100.0)
+        parameter.data.fill_(100.0 if parameter.ndim == 1 else 0.0)
     assert model(torch.ones(3, 4))["mu"].tolist() == [[1.0, 1.0]] * 3
 
 
