@@ -38,9 +38,10 @@ Options: TypeAlias = Mapping[str, Any]
 
 _ABSENT: Final[Mapping[str, str]] = {
     "beergame": "its env is in the files of dizoo only",
-    "bsuite": "bsuite has no interface of Gymnasium",
+    "bsuite": "its name is not mapped; Shimmy makes envs of Gymnasium of bsuite's",
     "competitive_rl": "competitive_rl is not on a package index",
-    "dmc2gym": "tasks of dm_control have no interface of Gymnasium; EnvPool has many of them",
+    "dmc2gym": "its name is not mapped; Shimmy makes envs of Gymnasium of dm_control's "
+    "tasks, and EnvPool has many of them",
     "evogym": "Evolution Gym needs files of robots that dizoo has",
     "fake_competitive_rl": "its env is in the tests of DI-engine only",
     "gfootball": "gfootball has no release for a current Python",
@@ -54,7 +55,7 @@ _ABSENT: Final[Mapping[str, str]] = {
     "mbmujoco": "it is for world models, which are not here; for the env alone, set type='mujoco'",
     "mbpendulum": "it is for world models, which are not here; for the env alone, set "
     "type='pendulum'",
-    "metadrive": "MetaDrive has no release for a current Gymnasium",
+    "metadrive": "MetaDrive has no release for Python 3.12 or newer",
     "overcooked_game": "its env is in the files of dizoo only",
     "petting_zoo_pistonball": "its env is in the files of dizoo only",
     "pomdp": "its env is in the files of dizoo only",
