@@ -6,10 +6,6 @@ import pytest
 import torch
 
 from dmiddleware.classic.reward_models import REWARD_MODEL_REGISTRY, BaseRewardModel
-from dmiddleware.ding.entry import (
-    serial_pipeline_reward_model_offpolicy,
-    serial_pipeline_reward_model_onpolicy,
-)
 from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.worker import BaseLearner, serial_run
 
@@ -108,14 +104,13 @@ def test_the_models_of_the_core_change_the_rewards_of_cart_pole(name, learned):
     options = {"obs_shape": 4, "intrinsic_reward_weight": 1.0, "update_per_collect": 1}
     if name == "icm":
         options["action_shape"] = 2
-    serial_pipeline_reward_model_offpolicy(configs("dqn", name, **options), 0, max_train_iter=2)
+    serial_run(*configs("dqn", name, **options), 0, 2, show_progress=False)
     rewards = {float(row["reward"]) for batch in learned for row in batch}
     assert len(rewards) > 2 and all(1 <= reward <= 2 for reward in rewards)
 
 
-def test_the_on_policy_pipeline_learns_from_what_was_collected_and_nothing_else(constant, learned):
-    cfg = configs("dqn")
-    serial_pipeline_reward_model_onpolicy(cfg, 0, max_train_iter=4)
+def test_a_direct_run_learns_from_what_was_collected_and_nothing_else(constant, learned):
+    serial_run(*configs("dqn"), 0, 4, is_direct=True, show_progress=False)
     first, again, second, _ = ([row["obs"].tolist() for row in batch] for batch in learned)
     assert len(first) == len(second) == 16 and first == again
     assert not any(row in first for row in second)
