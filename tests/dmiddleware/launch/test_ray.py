@@ -127,6 +127,11 @@ def output(folder: Path) -> str:
     return (folder / "ditask.txt").read_text()
 
 
+def wait_for_no_actors(cluster: RayCluster) -> None:
+    """Wait until the processes of all actors have ended: Ray does not wait for those it kills."""
+    wait_until(lambda: cluster.do("actors") == 0, "the end of the actors", deadline_s=30)
+
+
 def test_the_same_program_runs_on_three_ray_nodes(cluster: RayCluster, folder: Path) -> None:
     (folder / "enough").write_text("5")
     cluster.start(*ROLES, "--", "--seed", "3", cwd=folder)
@@ -139,7 +144,7 @@ def test_the_same_program_runs_on_three_ray_nodes(cluster: RayCluster, folder: P
     logs = [(folder / file).read_text() for file in sorted(folder.glob("logs/*/node-*.log"))]
     hosts = {re.search(r"of Ray node (\S+)", log)[1] for log in logs}  # type: ignore[index]
     assert hosts == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
-    assert cluster.do("actors") == 0
+    wait_for_no_actors(cluster)
 
 
 def test_a_failure_ends_the_run_with_its_traceback_and_its_cause(
@@ -151,7 +156,7 @@ def test_a_failure_ends_the_run_with_its_traceback_and_its_cause(
     assert code == 1, text
     assert "before the failure" in text and "Traceback" in text
     assert "failed: ValueError: the program is wrong (program.py:" in text.splitlines()[-1]
-    assert cluster.do("actors") == 0
+    wait_for_no_actors(cluster)
 
 
 @pytest.mark.slow
@@ -176,7 +181,7 @@ def test_the_end_of_the_launcher_ends_the_run(
     wait_until(lambda: len(seen(folder)) == 2, "both collectors", deadline_s=60)
     cluster.signal(number)
     assert cluster.wait() == (130 if number == signal.SIGINT else -number)
-    wait_until(lambda: cluster.do("actors") == 0, "the end of the actors", deadline_s=30)
+    wait_for_no_actors(cluster)
     if number == signal.SIGINT:
         text = output(folder)
         # A node may learn of it from another one first.
