@@ -27,6 +27,8 @@ __all__ = [
     "serial_pipeline_dt",
     "serial_pipeline_offline",
     "serial_pipeline_onpolicy",
+    "serial_pipeline_reward_model_offpolicy",
+    "serial_pipeline_reward_model_onpolicy",
 ]
 
 _IRL: Final = "use a reward model of dmiddleware.reward in a chain (GAIL, ICM, RND)"
@@ -35,7 +37,6 @@ _DEMO: Final = "use OfflineDataSaver in a chain, or ditask play with a saved pol
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
-            "serial_pipeline_reward_model_offpolicy", "serial_pipeline_reward_model_onpolicy",
             "serial_pipeline_reward_model_ngu", "serial_pipeline_reward_model_trex",
             "serial_pipeline_reward_model_trex_onpolicy", "serial_pipeline_trex",
             "serial_pipeline_trex_onpolicy", "trex_collecting_data", "serial_pipeline_gail",
@@ -79,6 +80,8 @@ def serial_pipeline(
     max_train_iter: float = NO_LIMIT,
     max_env_step: float = NO_LIMIT,
     dynamic_seed: bool = True,
+    *,
+    is_direct: bool = False,
 ) -> Any:
     """Train a policy in this process, as a config says.
 
@@ -91,6 +94,7 @@ def serial_pipeline(
         max_train_iter: most updates.
         max_env_step: most env steps.
         dynamic_seed: no effect: each reset of an env has a seed of its own.
+        is_direct: whether the policy learns from what was collected, without a replay buffer.
 
     Returns:
         The policy.
@@ -98,12 +102,17 @@ def serial_pipeline(
     main, create = _configs(input_cfg)
     envs = _envs(main, create, env_setting)
     limits = int(max_train_iter), int(max_env_step)
+    options: dict[str, Any] = {"model": model, "is_direct": is_direct}
     if envs is None:
-        return serial_run(main, create, seed, *limits, model=model)
-    return serial_run(with_own_envs(main), create, seed, *limits, model=model, envs=envs)
+        return serial_run(main, create, seed, *limits, **options)
+    rewards = {name: main[name] for name in ("reward_model",) if name in main}
+    main = {**with_own_envs(main), **rewards}
+    return serial_run(main, create, seed, *limits, envs=envs, **options)
 
 
 serial_pipeline_onpolicy = serial_pipeline
+serial_pipeline_reward_model_offpolicy = serial_pipeline
+serial_pipeline_reward_model_onpolicy = functools.partial(serial_pipeline, is_direct=True)
 
 
 def serial_pipeline_offline(

@@ -18,7 +18,8 @@ from dmiddleware.worker.parallel_run import classic_run
 
 __all__ = ["checked_mode", "classic_command", "run_config"]
 
-_ONLINE: Final = ("serial", "serial_onpolicy")
+_DIRECT: Final = "serial_reward_model_onpolicy"
+_ONLINE: Final = ("serial", "serial_onpolicy", "serial_reward_model_offpolicy", _DIRECT)
 _OFFLINE: Final = ("serial_offline", "serial_bc", "bc", "serial_dt")
 _PARALLEL: Final = "parallel"
 _REWARDS: Final = "learn rewards in a chain, by middleware.RewardLearner with RND, ICM or GAIL"
@@ -27,8 +28,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
             "serial_gail", "serial_guided_cost", "serial_preference_based_irl",
-            "serial_preference_based_irl_onpolicy", "serial_reward_model_offpolicy",
-            "serial_reward_model_onpolicy", "serial_reward_model_trex",
+            "serial_preference_based_irl_onpolicy", "serial_reward_model_trex",
             "serial_reward_model_trex_onpolicy", "serial_trex", "serial_trex_onpolicy",
         ),
         _REWARDS,
@@ -122,7 +122,8 @@ def classic_command(
         elif data is not None:
             raise click.UsageError(f"--data needs -m serial_offline or bc, not {mode}")
         else:
-            serial_run(main, create, seed, limit, env_step or NO_LIMIT)
+            is_direct = mode == _DIRECT
+            serial_run(main, create, seed, limit, env_step or NO_LIMIT, is_direct=is_direct)
     except DMiddlewareError as error:
         raise click.ClickException(str(error)) from error
     folder = output_folder(str(main.get("exp_name", "default_experiment")))

@@ -54,6 +54,7 @@ from dmiddleware.worker.env_config import (
     unused_settings,
 )
 from dmiddleware.worker.evaluator import create_serial_evaluator, get_serial_evaluator_cls
+from dmiddleware.worker.learned_rewards import EnvRewards, learned_rewards, take_reward_model
 from dmiddleware.worker.learner import LEARNER_REGISTRY, BaseLearner, create_learner
 from dmiddleware.worker.progress import Progress
 from dmiddleware.worker.sequence_learning import LaneReplay, SequenceReplay, sequence_length
@@ -166,6 +167,7 @@ def serial_run(
     *,
     model: nn.Module | None = None,
     envs: Callable[[EasyDict, str], BaseEnvManager] = make_envs,
+    is_direct: bool = False,
     show_progress: bool = True,
 ) -> Policy:
     """Train a policy in this process, as a config in the classic shape describes.
@@ -176,15 +178,20 @@ def serial_run(
     from what was collected. This repeats until the evaluator's ``stop_value`` or a limit is
     reached.
 
+    With a ``reward_model`` (:mod:`dmiddleware.worker.learned_rewards`), the model learns from all
+    that was collected, and the policy learns from its rewards.
+
     Args:
-        main: see :func:`compile_config`.
-        create: see :func:`compile_config`.
+        main: see :func:`compile_config`; and ``reward_model``, the options of a reward model.
+        create: see :func:`compile_config`; and ``reward_model``, with its ``type``.
         seed: the seed of everything random.
         max_train_iter: most training iterations.
         max_env_step: most env steps.
         model: a module for the policy; None builds the one that ``policy.model`` describes.
         envs: makes the envs of a role, ``"collector"`` or ``"evaluator"``, from the section
             ``env``; by default those that ``env.id`` names.
+        is_direct: whether any algorithm learns directly from what was collected, without the
+            replay buffer, ``learn.update_per_collect`` times.
         show_progress: whether to show steps, updates and returns on the standard error stream.
 
     Returns:
@@ -195,6 +202,7 @@ def serial_run(
         ConfigError: for an unusable config, or an algorithm that learns from sequences.
         RegistryError: for an unknown ``type``.
     """
+    main, create, reward_section = take_reward_model(main, create or {})
     cfg = compile_config(main, create, seed=seed)
     seed_libraries(seed)
     policy = create_policy(cfg.policy, model=model)
@@ -207,10 +215,14 @@ def serial_run(
         writer = TensorboardWriter(output_folder(exp_name) / "log" / "serial")
         stack.callback(writer.close)
         common: dict[str, Any] = {"tb_logger": writer, "exp_name": exp_name}
+        rewards = learned_rewards(reward_section, policy, writer)
         learner = stack.enter_context(create_learner(parts["learner"], policy=policy, **common))
         collector = stack.enter_context(
             create_serial_collector(
-                parts["collector"], env=envs(cfg.env, "collector"), policy=policy, **common
+                parts["collector"],
+                env=envs(cfg.env, "collector"),
+                policy=rewards.as_collected(policy),
+                **common,
             )
         )
         evaluator = stack.enter_context(
@@ -229,7 +241,10 @@ def serial_run(
             commander = BaseSerialCommander(
                 {}, learner, collector, evaluator, buffer, policy.command_mode
             )
-        learn = _learning_from(cfg, learner, buffer, is_whole=not policy.get_attribute("batched"))
+        learn = _learning_from(
+            cfg, learner, buffer, rewards, is_whole=not policy.get_attribute("batched"),
+            is_direct=is_direct,
+        )  # fmt: skip
         n_sample = _n_sample(cfg, learner)
 
         progress = Progress(max_env_step if max_env_step < NO_LIMIT else None, show=show_progress)
@@ -249,6 +264,7 @@ def serial_run(
             data = collector.collect(
                 n_sample, train_iter=learner.train_iter, policy_kwargs=settings
             )
+            rewards.learn_from(data)
             learn.from_collected(data, collector.envstep)
             progress.at(collector.envstep, learner.train_iter)
         progress.ended(collector.envstep, learner.train_iter)
@@ -271,17 +287,22 @@ def check_learns_from_rows(policy: Any) -> None:
 
 
 def _learning_from(
-    cfg: EasyDict, learner: BaseLearner, buffer: Any, *, is_whole: bool
+    cfg: EasyDict,
+    learner: BaseLearner,
+    buffer: Any,
+    rewards: EnvRewards,
+    *,
+    is_whole: bool,
+    is_direct: bool,
 ) -> _Replay | _DirectLearning | SequenceReplay | LaneReplay:
     """Return what learns from the data that a collector returns."""
     spec, seed = learner.policy.spec, derive_seed(cfg.env.seed, "minibatches")
-    if _is_of_sequences(spec):
-        return SequenceReplay(cfg, learner, seed)
-    if spec.learns_from_trajectories:
-        return LaneReplay(cfg, learner, seed)
-    if spec.on_policy:
-        return _DirectLearning(cfg, learner, is_whole=is_whole)
-    return _Replay(cfg, learner, buffer)
+    if _is_of_sequences(spec) or spec.learns_from_trajectories:
+        rewards.check_unused("an algorithm that learns from sequences")
+        return (SequenceReplay if _is_of_sequences(spec) else LaneReplay)(cfg, learner, seed)
+    if spec.on_policy or is_direct:
+        return _DirectLearning(cfg, learner, rewards, is_whole=is_whole)
+    return _Replay(cfg, learner, buffer, rewards)
 
 
 def _n_sample(cfg: EasyDict, learner: BaseLearner) -> int | None:
@@ -299,8 +320,11 @@ def _is_of_sequences(spec: Any) -> bool:
 class _Replay:
     """Learns from samples of a replay buffer."""
 
-    def __init__(self, cfg: EasyDict, learner: BaseLearner, buffer: Any) -> None:
+    def __init__(
+        self, cfg: EasyDict, learner: BaseLearner, buffer: Any, rewards: EnvRewards
+    ) -> None:
         self._learner = learner
+        self._rewards = rewards
         self._buffer = buffer
         self._batch_size: Any = spec_attribute(learner.policy.spec, "batch_size")
         self._n_updates = int(cfg.policy.learn.get("update_per_collect", 1))
@@ -321,7 +345,7 @@ class _Replay:
             samples = self._buffer.sample(self._batch_size, self._learner.train_iter)
             if samples is None:  # there is not enough data yet; the buffer logs it
                 return
-            self._learner.train(samples, envstep)
+            self._learner.train(self._rewards.of(samples), envstep)
             if self._is_prioritized:
                 self._buffer.update(self._learner.priority_info)
 
@@ -329,15 +353,21 @@ class _Replay:
 class _DirectLearning:
     """Learns once from all that was collected.
 
-    A policy written for batches takes one minibatch at a time, ``learn.epoch_per_collect`` times
-    over; one that acts per env takes all samples in one forward.
+    An on-policy algorithm written for batches takes one minibatch at a time,
+    ``learn.epoch_per_collect`` times over, and an off-policy one all samples,
+    ``learn.update_per_collect`` times; a policy that acts per env takes all in one forward.
     """
 
-    def __init__(self, cfg: EasyDict, learner: BaseLearner, *, is_whole: bool) -> None:
+    def __init__(
+        self, cfg: EasyDict, learner: BaseLearner, rewards: EnvRewards, *, is_whole: bool
+    ) -> None:
         self._learner = learner
+        self._rewards = rewards
         self._is_whole = is_whole
         self._batch_size: Any = spec_attribute(learner.policy.spec, "batch_size")
         self._n_epochs = int(cfg.policy.learn.get("epoch_per_collect", 1))
+        self._n_updates = int(cfg.policy.learn.get("update_per_collect", 1))
+        self._is_off_policy = not learner.policy.spec.on_policy
         self._generator = torch.Generator().manual_seed(derive_seed(cfg.env.seed, "minibatches"))
 
     def begin(self, collector: ISerialCollector[Any, Any]) -> None:
@@ -345,8 +375,13 @@ class _DirectLearning:
 
     def from_collected(self, data: list[Any], envstep: int) -> None:
         """Update the policy."""
+        data = self._rewards.of(data)
         if self._is_whole:
             self._learner.train(data, envstep)
+            return
+        if self._is_off_policy:
+            for _ in range(self._n_updates):
+                self._learner.train(data, envstep)
             return
         for _ in range(self._n_epochs):
             order = torch.randperm(len(data), generator=self._generator)

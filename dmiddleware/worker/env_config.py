@@ -107,7 +107,7 @@ _INSTEAD: Final = {
     "frame_stack": "stack frames by a function in env.wrappers",
     "clip_rewards": "clip rewards in env.wrappers",
     "rew_clip": "clip rewards in env.wrappers, or by an argument of the env in env.kwargs",
-    "reward_model": "use a reward model in a chain, for example middleware.RewardLearner",
+    "reward_model": "serial_run has it; else use middleware.RewardLearner in a chain",
     "world_model": "world models are not supported",
 }
 """Keys of DI-engine's own envs, and what does the same here."""

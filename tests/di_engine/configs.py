@@ -228,7 +228,8 @@ def _run(
         _save_random_rows(main, create, rows)
         offline_run(main, create, 0, _N_UPDATES, data=rows, show_progress=False)
     else:
-        serial_run(main, create, 0, _N_UPDATES, show_progress=False)
+        is_direct = mode == "serial_reward_model_onpolicy"
+        serial_run(main, create, 0, _N_UPDATES, is_direct=is_direct, show_progress=False)
     if n_updates < _N_UPDATES:
         raise RuntimeError(f"the run ended after {n_updates} updates")
 
