@@ -108,7 +108,7 @@ class LearnedRewards(EnvRewards):
 def take_reward_model(
     main: Mapping[str, Any], create: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return both configs without their reward model, and its options; none if there is no model.
+    """Return both configs without their reward model, and the options of the model or nothing.
 
     Raises:
         ConfigError: if the options are of a model that nothing names.
@@ -143,6 +143,12 @@ def learned_rewards(section: Mapping[str, Any], policy: Policy, writer: Any) -> 
     clears_every = int(options.get("clear_buffer_per_iters", _CLEARS_EVERY))
     if clears_every < 1:
         raise ConfigError(f"clear_buffer_per_iters must be at least 1, got {clears_every}")
+    n_new = options.pop("target_new_data_count", 1)
+    if n_new != 1:
+        raise ConfigError(
+            f"reward_model.target_new_data_count={n_new!r} is not here: the model and the policy "
+            "learn after each collection; leave it out, and collect more by collect.n_sample"
+        )
     spec = policy.learn_mode.spec
     are_summed = spec.gae_lambda is not None or "ret" in spec.learn_columns
     model = create_reward_model(options, device, writer)

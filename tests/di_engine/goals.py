@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,9 @@ _IN_SEVERAL: Final = ("dqn", "ppo")
 _SEEDS: Final = (0, 1, 2)
 _SECONDS: Final = 240.0
 _REACHED: Final = "has reached stop_value"
+_RETURN: Final = "eval/return_mean"
+_STOP_VALUE: Final = 195.0
+_ROLES: Final = "node 0 learner, node 1 evaluator, node 2 collector, node 3 collector"
 
 
 def run(checkout: Path, only: str = "") -> Iterator[Row]:
@@ -77,13 +79,24 @@ def _with_ditask(checkout: Path, name: str) -> Row:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return Row(f"{name} in 4 processes", "goal", "fails", "no end after 300 s")
-        results = sorted(Path(folder).glob("*/metrics.jsonl"))
-        last = json.loads(results[0].read_text().splitlines()[-1]) if results else {}
-    output = ended.stdout + ended.stderr
-    roles = sorted(set(re.findall(r"node (\d+).*?\b(learner|evaluator|collector)\b", output)))
-    text = f"exit code {ended.returncode}, roles {dict(roles)}, {last.get('env_step')} env steps"
-    is_right = ended.returncode == 0 and _REACHED in output
+        logged = [
+            [json.loads(line) for line in file.read_text().splitlines()]
+            for file in sorted(Path(folder).glob("*/metrics*.jsonl"))
+        ]
+    roles = ", ".join(f"node {node} {_role_of(rows)}" for node, rows in enumerate(logged))
+    best = max((row.get(_RETURN, 0.0) for rows in logged for row in rows), default=0.0)
+    n_steps = max((row["env_step"] for rows in logged for row in rows), default=0)
+    text = f"exit code {ended.returncode}, {best:g} after {n_steps} env steps; {roles}"
+    is_right = ended.returncode == 0 and best >= _STOP_VALUE and roles == _ROLES
     return Row(f"{name} in 4 processes", "goal", "runs" if is_right else "fails", text)
+
+
+def _role_of(rows: list[dict[str, Any]]) -> str:
+    """Return the role of a node by what only that role writes."""
+    written = {name.partition("/")[0] for row in rows for name in row}
+    if "learn" in written:
+        return "learner"
+    return "collector" if "collect" in written else "evaluator"
 
 
 if __name__ == "__main__":

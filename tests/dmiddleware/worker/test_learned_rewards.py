@@ -131,3 +131,8 @@ def test_a_model_that_is_not_here_is_refused_by_its_name():
 def test_forgetting_after_no_collection_is_refused(constant):
     with pytest.raises(ConfigError, match="clear_buffer_per_iters must be at least 1, got 0"):
         serial_run(*configs("dqn", clear_buffer_per_iters=0), show_progress=False)
+
+
+def test_several_collections_before_the_model_learns_are_refused(constant):
+    with pytest.raises(ConfigError, match="target_new_data_count=100 is not here"):
+        serial_run(*configs("dqn", target_new_data_count=100), show_progress=False)
