@@ -105,15 +105,15 @@ class LearnedRewards(EnvRewards):
         )
 
 
-def take_reward_model(
-    main: Mapping[str, Any], create: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def take_reward_model(main: Any, create: Any) -> tuple[Any, Any, Mapping[str, Any]]:
     """Return both configs without their reward model, and the options of the model or nothing.
 
     Raises:
         ConfigError: if the options are of a model that nothing names.
         RegistryError: if no such reward model is registered.
     """
+    if not isinstance(main, Mapping) or not isinstance(create, Mapping):
+        return main, create, {}  # compile_config says what they must be
     section = {**(main.get(_KEY) or {}), **(create.get(_KEY) or {})}
     if section and "type" not in section:
         raise ConfigError(

@@ -154,15 +154,20 @@ def test_every_option_of_ppo_is_read(read: set[str], process_group: None) -> Non
 
 
 def test_every_option_of_behavior_cloning_is_read(read: set[str], process_group: None) -> None:
-    policy = BCPolicy.for_env(cartpole(), model=SMALL, multi_gpu=True, batch_size=8)
+    ranked = BCPolicy.for_env(cartpole(), model=SMALL, multi_gpu=True, batch_size=8)
+    policy = BCPolicy.for_env(cartpole(), model=SMALL, obs_norm=True, batch_size=8)
+    policy.observe(torch.randn(16, 4))
+    act(ranked)
     act(policy)
     buffer = TensorBuffer(100, seed=0)
     with Task() as task:
         task.use(StepCollector(policy, cartpole(), n_sample=8, random_steps=8)).use(
             data_pusher(buffer)
         )
-        task.use(OffPolicyLearner(policy, buffer)).run(max_step=1)
-        assert task.ctx.train_iter == 1
+        for learned in (policy, ranked):
+            task.use(OffPolicyLearner(learned, buffer))
+        task.run(max_step=1)
+        assert task.ctx.train_iter == 2
     assert not unread(BCPolicy, read)
 
 

@@ -308,7 +308,9 @@ def test_an_algorithm_of_ones_own_may_act_by_the_methods_of_its_base_classes() -
 
 
 def added_to(cls: Any) -> Any:
-    """Return a class of policies with the setting ``obs_norm``, which ``cls`` does not have."""
+    """Return a class of policies with the setting ``obs_norm``: ``cls`` itself if it has it."""
+    if issubclass(cls.settings_class(), ObsNormSettings):
+        return cls
     settings = type(cls.__name__, (ObsNormSettings, cls.settings_class()), {})
     return type(cls.__name__, (cls,), {"__annotations__": {"cfg": settings}})
 
