@@ -35,7 +35,7 @@ train: setup ## Train DQN on CartPole-v1 until it is solved (less than a minute)
 train-distributed: setup ## Train the same in four processes: a learner, two collectors, an evaluator
 	$(BIN)/ditask --package . --main examples.cartpole_dqn.main --parallel-workers 4
 
-test: setup ## Run the test suite (about 12 minutes on two cores)
+test: setup ## Run the test suite (about 8 minutes on two cores)
 	$(TEST)
 
 test-fast: setup ## Run the tests that start no process (about 4 minutes on two cores)
