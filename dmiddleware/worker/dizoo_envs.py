@@ -38,10 +38,10 @@ Options: TypeAlias = Mapping[str, Any]
 
 _ABSENT: Final[Mapping[str, str]] = {
     "beergame": "its env is in the files of dizoo only",
-    "bsuite": "its name is not mapped; Shimmy makes envs of Gymnasium of bsuite's",
+    "bsuite": "nothing here makes it; Shimmy turns it into an env of Gymnasium",
     "competitive_rl": "competitive_rl is not on a package index",
-    "dmc2gym": "its name is not mapped; Shimmy makes envs of Gymnasium of dm_control's "
-    "tasks, and EnvPool has many of them",
+    "dmc2gym": "nothing here makes it; Shimmy turns tasks of dm_control into envs of Gymnasium, "
+    "and EnvPool has many of them",
     "evogym": "Evolution Gym needs files of robots that dizoo has",
     "fake_competitive_rl": "its env is in the tests of DI-engine only",
     "gfootball": "gfootball has no release for a current Python",
@@ -176,7 +176,7 @@ def _made(id: str, extra: str = "", package: str = "", **kwargs: Any) -> Env:
             warnings.simplefilter("ignore")
             return gym.make(id, **kwargs)
     except gym.error.Error as error:
-        raise ConfigError(f"there is no env {id}: {error}") from error
+        raise ConfigError(f"Gymnasium cannot make {id}: {error}") from error
 
 
 class _ScaledActions(gym.ActionWrapper[Any, Any, Any]):

@@ -42,7 +42,7 @@ _RETURNS_SPAN: Final = 1000.0
 _REWARD_NORMS: Final = {
     "iql_antmaze": (-1.0, 1.0), "cql_antmaze": (-0.5, 4.0), "antmaze": (-0.25, 2.0),
 }  # fmt: skip
-"""What is added to a reward, and then the factor."""
+"""The number that is added to a reward, and the factor of the sum."""
 
 
 def names_data(main: Mapping[str, Any]) -> bool:

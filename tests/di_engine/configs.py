@@ -162,7 +162,8 @@ def _row(path: Path, name: str) -> Row:
             group = _group(main, create)
             _run(main, create, system, _mode(path))
     except DMiddlewareError as error:
-        return Row(name, group, "refused", " ".join(str(error).split()))
+        reason, _, _ = str(error).partition("Traceback (most recent call last)")
+        return Row(name, group, "refused", " ".join(reason.split()))
     except BaseException as error:  # noqa: BLE001 (whatever it is, it is the row's reason)
         stream = io.StringIO()
         traceback.print_exc(file=stream)
