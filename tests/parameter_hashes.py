@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dmiddleware.env import make_env_manager
-from dmiddleware.policy import BCPolicy, DecisionTransformerPolicy
+from dmiddleware.policy import DecisionTransformerPolicy
 from dmiddleware.rl import with_returns_to_go
 from dmiddleware.rollout import RolloutCollector
 from tests.dmiddleware.policy.every_policy import (
@@ -68,8 +68,6 @@ def hash_of(cls: Any, **options: Any) -> str:
         buffer = None
         for _ in range(N_ROUNDS):
             rows = to_store(policy, collector.collect(N_ENVS * 24))
-            if isinstance(policy, BCPolicy) and policy.cfg.obs_norm:
-                policy.observe(rows["obs"])  # it clones data that it did not collect
             if policy.on_policy:
                 data = on_policy_batch(policy, rows)
             elif buffer is None:

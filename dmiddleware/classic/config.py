@@ -34,6 +34,7 @@ from dmiddleware.settings import (
 __all__ = [
     "Configurable",
     "NamedValues",
+    "READ_ELSEWHERE",
     "Option",
     "Range",
     "above",
@@ -65,7 +66,7 @@ __all__ = [
 
 _logger = logging.getLogger(__name__)
 
-_READ_ELSEWHERE: Final = ("type", "import_names", "exp_name", "instance_name", "cfg_type")
+READ_ELSEWHERE: Final = ("type", "import_names", "exp_name", "instance_name", "cfg_type")
 """Keys at the top of a config that registries and workers read."""
 
 
@@ -389,7 +390,7 @@ class _Merge:
                 merged[key] = self._value(known[key], value, full)
             elif full in self.open_paths or self._leads_to_open(full):
                 merged[key] = self._value({}, value, full)
-            elif not path and key in _READ_ELSEWHERE:
+            elif not path and key in READ_ELSEWHERE:
                 merged[key] = value
             else:
                 open_keys = [one for one in self.open_paths if one.startswith(path)]

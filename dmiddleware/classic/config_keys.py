@@ -234,8 +234,8 @@ def _convert(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
     done = []
     for old, new, convert, reads, beside in CONVERSIONS:
         value = _find(cfg, old)
-        is_here = _find(entries, new) is not _ABSENT and _find(entries, old) is _ABSENT
-        is_here = is_here and (not beside or _find(entries, beside) is not _ABSENT)
+        has_all = all(_find(entries, path) is not _ABSENT for path in (new, beside) if path)
+        is_here = has_all and _find(entries, old) is _ABSENT
         if value is _ABSENT or not is_here:
             continue
         done += [old, *reads]

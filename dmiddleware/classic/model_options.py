@@ -187,7 +187,8 @@ def _renamed(options: Mapping[str, Any], parameters: Collection[str]) -> dict[st
 
 def _take_switches(own: dict[str, Any], parameters: Collection[str]) -> None:
     if own.get("bound_type") == "tanh" and "tanh_mean" in parameters:
-        own["tanh_mean"] = bool(own.pop("bound_type"))
+        del own["bound_type"]
+        own["tanh_mean"] = True
     if "twin_critic" in own and "n_critics" in parameters:
         own["n_critics"] = 2 if own.pop("twin_critic") else 1
 

@@ -105,8 +105,7 @@ def serial_pipeline(
     options: dict[str, Any] = {"model": model, "is_direct": is_direct}
     if envs is None:
         return serial_run(main, create, seed, *limits, **options)
-    rewards = {name: main[name] for name in ("reward_model",) if name in main}
-    main = {**with_own_envs(main), **rewards}
+    main = {**main, "env": with_own_envs(main)["env"]}
     return serial_run(main, create, seed, *limits, envs=envs, **options)
 
 

@@ -174,23 +174,19 @@ def policy_gradient_component(
 ) -> Component[nn.Module]:
     """Return the network of A2C or IMPALA, with the optimizer that its settings ask for."""
     rate = cfg.learning_rate
+    first, second = cfg.adam_betas
     if cfg.optimizer == "adam":
-        optimizer = adam(rate, betas=_pair(cfg.adam_betas), eps=cfg.optimizer_eps)
+        optimizer = adam(rate, betas=(first, second), eps=cfg.optimizer_eps)
     elif cfg.optimizer == "adamw":
         optimizer = adamw(
             rate,
             weight_decay=cfg.weight_decay,
-            betas=_pair(cfg.adam_betas),
+            betas=(first, second),
             eps=cfg.optimizer_eps,
         )
     else:
         optimizer = rmsprop(rate, decay=cfg.rmsprop_decay, eps=cfg.optimizer_eps)
     return Component(network, optimizer, grad_clip_norm=cfg.grad_clip_norm, acts=True)
-
-
-def _pair(betas: tuple[float, ...]) -> tuple[float, float]:
-    first, second = betas
-    return first, second
 
 
 def follow_policy_gradient(

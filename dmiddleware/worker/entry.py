@@ -114,12 +114,12 @@ def compile_config(
     check_sections(cfg)
     env.setdefault("seed", seed)
     evaluator = cfg["policy"]["eval"]["evaluator"]
-    options = _options_of(_class_of("evaluator", evaluator, cfg), _EVALUATOR_KEYS)
-    for name in options:
+    evaluator_cls = _class_of("evaluator", evaluator, cfg)
+    for name in _options_of(evaluator_cls, _EVALUATOR_KEYS):
         if env.get(_EVALUATOR_KEYS[name]) is not None:
             evaluator.setdefault(name, env[_EVALUATOR_KEYS[name]])
     if names_di_engine(create or {}):
-        take_unread(evaluator, _names_of(_class_of("evaluator", evaluator, cfg)))
+        take_unread(evaluator, evaluator_cls.default_config())
     _share_priorities(cfg)
     _ask_for_samples(cfg)
     for part, (path, _) in _PARTS.items():
@@ -297,9 +297,10 @@ def _learning_from(
 ) -> _Replay | _DirectLearning | SequenceReplay | LaneReplay:
     """Return what learns from the data that a collector returns."""
     spec, seed = learner.policy.spec, derive_seed(cfg.env.seed, "minibatches")
-    if _is_of_sequences(spec) or spec.learns_from_trajectories:
+    is_of_sequences = _is_of_sequences(spec)
+    if is_of_sequences or spec.learns_from_trajectories:
         rewards.check_unused("an algorithm that learns from sequences")
-        return (SequenceReplay if _is_of_sequences(spec) else LaneReplay)(cfg, learner, seed)
+        return (SequenceReplay if is_of_sequences else LaneReplay)(cfg, learner, seed)
     if spec.on_policy or is_direct:
         return _DirectLearning(cfg, learner, rewards, is_whole=is_whole)
     return _Replay(cfg, learner, buffer, rewards)
@@ -363,11 +364,13 @@ class _DirectLearning:
     ) -> None:
         self._learner = learner
         self._rewards = rewards
-        self._is_whole = is_whole
         self._batch_size: Any = spec_attribute(learner.policy.spec, "batch_size")
         self._n_epochs = int(cfg.policy.learn.get("epoch_per_collect", 1))
-        self._n_updates = int(cfg.policy.learn.get("update_per_collect", 1))
-        self._is_off_policy = not learner.policy.spec.on_policy
+        self._n_whole = 0  # updates from all samples; 0: from minibatches
+        if is_whole:
+            self._n_whole = 1
+        elif not learner.policy.spec.on_policy:
+            self._n_whole = int(cfg.policy.learn.get("update_per_collect", 1))
         self._generator = torch.Generator().manual_seed(derive_seed(cfg.env.seed, "minibatches"))
 
     def begin(self, collector: ISerialCollector[Any, Any]) -> None:
@@ -376,11 +379,8 @@ class _DirectLearning:
     def from_collected(self, data: list[Any], envstep: int) -> None:
         """Update the policy."""
         data = self._rewards.of(data)
-        if self._is_whole:
-            self._learner.train(data, envstep)
-            return
-        if self._is_off_policy:
-            for _ in range(self._n_updates):
+        if self._n_whole:
+            for _ in range(self._n_whole):
                 self._learner.train(data, envstep)
             return
         for _ in range(self._n_epochs):
@@ -491,11 +491,6 @@ def _options_of(cls: Callable[..., Any], names: Iterable[str]) -> list[str]:
     if not (inspect.isclass(cls) and issubclass(cls, Configurable)):
         return []
     return [name for name in names if name in cls.options()]
-
-
-def _names_of(cls: type[Configurable]) -> list[str]:
-    """Return the keys at the top of a class's config."""
-    return list(cls.default_config())
 
 
 def _merged(cls: Callable[..., Any], given: dict[str, Any], seed: int) -> dict[str, Any]:

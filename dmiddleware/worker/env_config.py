@@ -9,6 +9,7 @@ from typing import Any, Final
 from easydict import EasyDict
 
 from dmiddleware.classic.config import (
+    READ_ELSEWHERE,
     Option,
     Range,
     anything,
@@ -113,8 +114,6 @@ _INSTEAD: Final = {
 """Keys of DI-engine's own envs, and what does the same here."""
 
 _DI_ENGINE: Final = ("ding", "dizoo")
-_OF_REGISTRIES: Final = ("type", "import_names", "exp_name", "instance_name", "cfg_type")
-"""Keys of any section, which registries and workers read."""
 
 _UNUSED_OF_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "learner": {"load_path": "to start from a checkpoint, set hook.load_ckpt_before_run"},
@@ -172,7 +171,7 @@ def take_unread(section: MutableMapping[str, Any], options: Collection[str]) -> 
         section: the config of an evaluator, from a config file of DI-engine.
         options: what its class declares, at the top of its config.
     """
-    unread = [key for key in section if key not in (*options, *_OF_REGISTRIES)]
+    unread = [key for key in section if key not in (*options, *READ_ELSEWHERE)]
     for key in unread:
         del section[key]
         near = nearest(str(key), options, n=1)

@@ -106,7 +106,7 @@ class LearnedRewards(EnvRewards):
 
 
 def take_reward_model(main: Any, create: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-    """Return both configs without their reward model, and the options of the model or nothing.
+    """Return both configs without the reward model, and its options, which may be empty.
 
     Raises:
         ConfigError: if the options are of a model that nothing names.

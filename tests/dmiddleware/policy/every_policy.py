@@ -16,6 +16,7 @@ from dmiddleware.policy import (
     C51Policy,
     CQLPolicy,
     D4PGPolicy,
+    DatasetNormSettings,
     DDPGPolicy,
     DecisionTransformerPolicy,
     DiscreteCQLPolicy,
@@ -132,7 +133,7 @@ def env_for(cls: Any) -> gym.Env[Any, Any]:
 def made(cls: Any, **options: Any) -> Any:
     """Return a policy of this class; one that normalizes by its data set has seen one."""
     policy = cls.for_env(env_for(cls), **{"seed": 0, **options})
-    if cls in (TD3BCPolicy, CQLPolicy, BCQPolicy, EDACPolicy, DecisionTransformerPolicy):
+    if issubclass(cls.settings_class(), DatasetNormSettings):
         policy.observe(collected(made(SACPolicy))["obs"])  # they do not depend on the policy
     return policy
 

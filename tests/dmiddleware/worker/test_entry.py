@@ -471,11 +471,15 @@ def test_misspelled_keys_of_every_section_are_refused(path, near):
         serial_run(changed(CARTPOLE_DQN, **{path: 1}), CREATE_CARTPOLE_DQN, max_train_iter=1)
 
 
+def create_of_ours():
+    """Return a create config that names no module of DI-engine."""
+    return {name: {"type": part["type"]} for name, part in CREATE_CARTPOLE_DQN.items()}
+
+
 def test_a_misspelled_key_of_an_evaluator_is_left_out_only_of_a_config_of_di_engine(caplog):
     main = changed(CARTPOLE_DQN, policy__eval__evaluator__eval_frq=1)
-    create = {name: {"type": part["type"]} for name, part in CREATE_CARTPOLE_DQN.items()}
     with pytest.raises(ConfigError, match=r"did you mean eval_freq\?"):
-        compile_config(main, create)
+        compile_config(main, create_of_ours())
     evaluator = compile_config(main, CREATE_CARTPOLE_DQN).policy.eval.evaluator
     assert "eval_frq" not in evaluator
     assert "nothing reads eval_frq, so it is left out; did you mean eval_freq?" in caplog.text
@@ -485,9 +489,7 @@ def test_an_evaluator_of_di_engine_with_a_negative_frequency_evaluates_before_ev
     main = changed(CARTPOLE_DQN, policy__eval__evaluator__eval_freq=-1)
     assert compile_config(main, CREATE_CARTPOLE_DQN).policy.eval.evaluator.eval_freq == 1
     with pytest.raises(ConfigError, match="eval_freq must be an integer ≥ 1"):
-        compile_config(
-            main, {name: {"type": part["type"]} for name, part in CREATE_CARTPOLE_DQN.items()}
-        )
+        compile_config(main, create_of_ours())
 
 
 @pytest.mark.parametrize(
