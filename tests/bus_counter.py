@@ -53,8 +53,11 @@ _HOST_VALUES: Final = frozenset(
         torch.Tensor.__array__,
     }
 )
-_OF_UNKNOWN_SIZE: Final = ("nonzero", "masked_select", "_unique2", "unique_dim", "multinomial")
-"""Operations that wait for a device: for the size of what they return, or for a check."""
+_THAT_WAIT: Final = (
+    *("_local_scalar_dense", "multinomial"),
+    *("nonzero", "masked_select", "_unique2", "unique_dim"),
+)
+"""Operations that wait for a device: for a value, a check, or the size of what they return."""
 
 
 class Bus:
@@ -184,9 +187,8 @@ class _Operations(TorchDispatchMode):
         if name == "copy_" and not _is_marked(args[0]):
             self._bus.waits[_site()] += 1
             return result
-        if name == "_local_scalar_dense" or name in _OF_UNKNOWN_SIZE:
-            self._bus.waits[_site()] += 1
-        elif name in ("index", "index_put", "index_put_") and any(map(_is_mask, args[1])):
+        has_mask = name in ("index", "index_put", "index_put_") and any(map(_is_mask, args[1]))
+        if has_mask or name in _THAT_WAIT:
             self._bus.waits[_site()] += 1
         for leaf in inputs:
             # A number of the host, as a tensor without dimensions, is an argument of the kernel.

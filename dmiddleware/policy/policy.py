@@ -865,8 +865,8 @@ class Policy:
         if self.model.training:
             self.set_training(False)
         with torch.set_grad_enabled(False):  # no_grad() does the same in twice the time
-            self.draw_near(data)
             if self.on_gpu or type(data) is not torch.Tensor:
+                self.draw_near(data)
                 obs = self.as_obs(data)
             if env_id is None:
                 env_id = np.arange(len(next(iter(leaves(obs)))[1]))
@@ -882,10 +882,10 @@ class Policy:
                 f"{type(self).__name__}.act_{mode} returned {output!r:.100}; it must return a "
                 'dictionary of tensors [E, …] with the key "action"'
             )
-        if self.on_gpu and self.draw_device == torch.device(self.device):
-            return dict(output)  # nothing reads it here, and what allows no action is never drawn
-        acted: dict[str, Any] = _to_cpu(output) if self.on_gpu else output
-        if type(data) is not torch.Tensor or "action_mask" in kwargs:
+        is_host = not self.on_gpu or self.draw_device != torch.device(self.device)
+        acted: dict[str, Any] = _to_cpu(output) if self.on_gpu and is_host else {**output}
+        # A check would wait for a device; there, actions that masks forbid are never drawn.
+        if is_host and (type(data) is not torch.Tensor or "action_mask" in kwargs):
             mask, user = kwargs.get("action_mask"), f"{type(self).__name__}.act_{mode}"
             self.codec.check_allowed(data, acted, mask=mask, user=user)
         return acted

@@ -60,7 +60,7 @@ class ActingMemory:
         self._codec = codec
         self._device = device
         self.columns = self._first(n)
-        self._first_columns = self.columns
+        self._first_columns = {name: clone(column) for name, column in self.columns.items()}
         self._state_is_checked = False
 
     def _first(self, n: int) -> dict[str, Value]:

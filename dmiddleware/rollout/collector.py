@@ -100,11 +100,8 @@ class RolloutCollector(Stepper):
         return len(self._store) if self._on_device is None else self._on_device.n_waiting
 
     def _make_memory(self) -> ActInputs | None:
-        self._on_device = None
-        if DeviceRollout.suits(self._mode, self.env_manager):
-            self._on_device = DeviceRollout(self._mode, self.env_manager)
-            return None
-        return super()._make_memory()
+        self._on_device = DeviceRollout.of(self._mode, self.env_manager)
+        return super()._make_memory() if self._on_device is None else None
 
     def _begin_all(self) -> None:
         super()._begin_all()
@@ -292,8 +289,8 @@ class RolloutCollector(Stepper):
         self.start()
         if self._on_device is not None:
             # The ends of single episodes are found on the host, step by step.
-            self._on_device, self._memory = None, ActInputs.of(self._mode, self.env_manager)
             self._give_up_all_episodes()
+            self._on_device, self._memory = None, super()._make_memory()
         self._begin_call(train_iter, keeps_skipping=True)
         self._give_up_cut_episodes()
         shares, self._n_extra = even_shares(n_episode, self.env_num, self._n_extra)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -14,10 +14,9 @@ from dmiddleware.env.device_step import DeviceStep
 from dmiddleware.env.timestep import IdArray
 from dmiddleware.errors import ConfigError, EnvProtocolError
 from dmiddleware.model import action_mask_of
-from dmiddleware.policy import CollectMode
+from dmiddleware.policy import CollectMode, EvalMode
 from dmiddleware.policy.acting import info_names, previous_action_codec
 from dmiddleware.rl.returns import take_rows
-from dmiddleware.rollout.act_inputs import masks_in
 from dmiddleware.rollout.acting_memory import ActingMemory
 from dmiddleware.rollout.episode_info import SUCCESS_KEYS
 from dmiddleware.rollout.stepper import check_output
@@ -69,7 +68,7 @@ class Gathered:
 class _Rows:
     """The rows of steps that were made and not yet returned: columns and marks ``[k, E, …]``."""
 
-    columns: list[dict[str, Value]] = field(default_factory=list)
+    columns: list[dict[str, Any]] = field(default_factory=list)
     valid: list[torch.Tensor] = field(default_factory=list)
     has_final_obs: list[bool] = field(default_factory=list)
 
@@ -109,15 +108,16 @@ class DeviceRollout:
         self._lacks_final_obs: list[int] = []
         self._begin_all(torch.zeros(self._env_num, dtype=torch.int64, device=self._device))
 
-    @staticmethod
-    def suits(mode: CollectMode, manager: BaseEnvManager) -> bool:
-        """Return whether envs and policy are on one device, and the rows are the standard ones."""
-        return (
-            isinstance(manager, VectorEnvManager)
-            and manager.device is not None
-            and _same_device(manager.device, torch.device(mode.spec.device))
-            and mode.transitions is None
-        )
+    @classmethod
+    def of(cls, mode: CollectMode | EvalMode, manager: BaseEnvManager) -> Self | None:
+        """Return one for envs and a policy of one device; None: they are not, or act otherwise."""
+        if not isinstance(mode, CollectMode) or mode.transitions is not None:
+            return None
+        if not isinstance(manager, VectorEnvManager) or manager.device is None:
+            return None
+        if not _same_device(manager.device, torch.device(mode.spec.device)):
+            return None
+        return cls(mode, manager)
 
     @property
     def n_waiting(self) -> int:
@@ -165,14 +165,18 @@ class DeviceRollout:
             EnvProtocolError: for an observation or a reward that is not finite, naming the env, the
                 step and the value; and for an end without a final observation.
         """
-        n_dropped, n_missing = 0, n_steps - len(self._rows.valid)
-        while n_missing > 0:
+        n_dropped = 0
+        while (n_missing := self._n_missing(n_steps)) > 0:
             for _ in range(n_missing):
-                if not self._step(policy_kwargs, random=random):
+                try:
+                    goes_on = self._step(policy_kwargs, random=random)
+                except RuntimeError:
+                    self._check_made()
+                    raise
+                if not goes_on:
                     n_dropped += self.restart(first_new_id)
                     first_new_id += self._env_num
                     break
-            n_missing = self._n_missing(n_steps)
         rows = self._take(n_steps)
         iteration = torch.full_like(rows["done"], train_iter, dtype=torch.int64)
         rows["collect_iter"] = iteration
@@ -240,17 +244,33 @@ class DeviceRollout:
 
     def _info(self, name: str) -> torch.Tensor:
         info = self._manager.ready_info
-        column = info.column(name)
+        column = self._info_column(name)
         if column is None:
             raise ConfigError(
                 f"the policy asks for info.{name}, but the infos of the envs have "
                 f"{', '.join(map(str, info)) or 'no keys'}; wrap the vector env "
                 f"so that reset() and step() return {name!r} in their infos"
             )
-        return torch.as_tensor(column[0], device=self._device).clone()
+        return column
+
+    def _info_column(self, name: str) -> torch.Tensor | None:
+        """Return a copy of a column of the infos to act on, ``[E, …]``; None: there is none."""
+        column = self._manager.ready_info.column(name)
+        if column is None:
+            return None
+        values, _ = column
+        if isinstance(values, np.ndarray) and values.dtype == object:  # after a reset
+            return torch.stack([torch.as_tensor(v, device=self._device) for v in values])
+        return torch.as_tensor(values, device=self._device).clone()
 
     def _masks(self) -> torch.Tensor | None:
-        return masks_in(self._manager.ready_obs, self._manager.ready_info)
+        mask = action_mask_of(self._manager.ready_obs)
+        if mask is None:
+            column = self._info_column(_MASK)
+            if column is None:
+                return None
+            mask = column != 0
+        return mask | ~mask.any(-1, keepdim=True)
 
     def _next_masks(self, step: DeviceStep, done: torch.Tensor) -> torch.Tensor:
         """Return the masks of the successors; at the end of an episode, infos have none."""
@@ -274,7 +294,7 @@ class DeviceRollout:
         """Take ``n_steps`` rows of every env from those that were made: columns ``[T, E, …]``."""
         rows, self._rows = self._rows, _Rows()
         self._lacks_final_obs = [at for at, has in enumerate(rows.has_final_obs) if not has]
-        success = [columns.pop(_SUCCESS) for columns in rows.columns]
+        success: list[Any] = [columns.pop(_SUCCESS) for columns in rows.columns]
         stacked = {
             name: stack([columns[name] for columns in rows.columns]) for name in rows.columns[0]
         }
@@ -289,10 +309,10 @@ class DeviceRollout:
         order = valid.logical_not().byte().argsort(dim=0, stable=True)
         taken = {name: _rows_at(column, order[:n_steps]) for name, column in stacked.items()}
         rest = {name: _rows_at(column, order[n_steps:]) for name, column in stacked.items()}
-        success = rest.pop(_SUCCESS, [None] * len(rest["done"]))
+        left: Any = rest.pop(_SUCCESS, [None] * len(rest["done"]))
         for at, still_valid in enumerate(take_rows(valid, order[n_steps:])):
             columns = {name: index_rows(column, at) for name, column in rest.items()}
-            self._rows.columns.append({**columns, _SUCCESS: success[at]})
+            self._rows.columns.append({**columns, _SUCCESS: left[at]})
             self._rows.valid.append(still_valid)
             self._rows.has_final_obs.append(True)
         return taken
@@ -340,6 +360,11 @@ class DeviceRollout:
             n_dropped=n_dropped,
             next_id=first_new_id + len(ends),
         )
+
+    def _check_made(self) -> None:
+        """Look for a value that is not finite in the rows so far, on which a policy cannot act."""
+        if self._rows.valid:
+            self._read(self._take(len(self._rows.valid)), 0, 0)
 
     def _check_finite(self, rows: dict[str, Any], length: torch.Tensor) -> None:
         """Name the first value that is not finite; large ones only have sums that are not."""

@@ -39,7 +39,7 @@ class TensorEnv(gym.vector.VectorEnv[torch.Tensor, torch.Tensor, torch.Tensor]):
         state: ``[E, …]``, the state of each world.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}
     max_steps: ClassVar[int]
 
     def __init__(self, num_envs: int = 1, device: str = "cpu") -> None:

@@ -138,14 +138,7 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
         """Collect the metrics of the step on its way back; write them at intervals."""
         yield
         for name, value in ctx.logged.items():
-            if isinstance(value, torch.Tensor):
-                self._on_device.append((name, value))
-            elif name in COUNTS:
-                self._set_total(name, self._totals.get(name, 0.0) + value)
-            elif name in TOTALS:
-                self._set_total(name, self._offset(name, value) + value)
-            else:
-                self._add(name, value)
+            self._note_logged(name, value)
         output = ctx.train_output
         if output is not None:
             for item in output if isinstance(output, list) else [output]:
@@ -164,6 +157,16 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
         if self._interval.is_due(ctx):
             self._log_rates(ctx)
             self._flush()
+
+    def _note_logged(self, name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            self._on_device.append((name, value))
+        elif name in COUNTS:
+            self._set_total(name, self._totals.get(name, 0.0) + value)
+        elif name in TOTALS:
+            self._set_total(name, self._offset(name, value) + value)
+        else:
+            self._add(name, value)
 
     def close(self) -> None:
         """Write the metrics since the last write."""
