@@ -203,15 +203,17 @@ def on_device() -> Any:
     return mock.patch("dmiddleware.policy.policy.device_for", lambda cfg: DEVICE)
 
 
-def chain(kind: type[Policy], env_num: int = 64) -> tuple[Policy, list[Any]]:
+def chain(kind: type[Policy], env_num: int = 64, **options: Any) -> tuple[Policy, list[Any]]:
     """Return a policy, and the chain that trains it in envs of its device."""
     env = Pendulum if kind is SACPolicy else CartPole
     envs = VectorEnvManager(lambda: env(env_num, DEVICE), env_num, seed=0)
     if kind is PPOPolicy:
-        policy: Any = PPOPolicy.for_env(envs, seed=0, batch_size=2 * env_num, epoch_per_collect=1)
+        policy: Any = PPOPolicy.for_env(
+            envs, seed=0, batch_size=2 * env_num, epoch_per_collect=1, **options
+        )
         collector = StepCollector(policy, envs, n_sample=16 * env_num)
         return policy, [collector, GAEEstimator(policy), OnPolicyLearner(policy)]
-    policy = kind.for_env(envs, seed=0, batch_size=env_num)
+    policy = kind.for_env(envs, seed=0, batch_size=env_num, **options)
     buffer = TensorBuffer(100 * env_num)
     return policy, [
         *([EpsGreedyHandler(policy)] if kind is DQNPolicy else []),
@@ -242,11 +244,11 @@ def _place(policy: Policy) -> None:
             waiting.append(value.__self__)
 
 
-def count(kind: type[Policy], *, n_before: int = 3) -> Bus:
+def count(kind: type[Policy], *, n_before: int = 3, **options: Any) -> Bus:
     """Count one step of the chain of an algorithm, after a few others."""
     bus = Bus()
     with on_device(), bus.watched(), Task(OnlineRLContext(), seed=0) as task:
-        policy, parts = chain(kind)
+        policy, parts = chain(kind, **options)
         _place(policy)
         for part in parts:
             task.use(part)

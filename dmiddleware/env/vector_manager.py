@@ -267,13 +267,13 @@ class VectorEnvManager(BaseEnvManager):
                 first_obs, _ = self._reset_some(ended)
                 obs = replace_rows(obs, ended, first_obs)
         elif has_final_obs := "final_obs" in infos:
-            final = map_arrays(self._own_tensor, self._shapes, infos["final_obs"])
             done = terminated | truncated
 
-            def successor(row: Any, last: Any) -> Any:
+            def successor(shape: Any, row: Any, last: Any) -> Any:
+                self._check_tensor(shape, last)
                 return last.where(done.view(-1, *(1,) * (row.dim() - 1)), row)
 
-            next_obs = map_arrays(successor, obs, final)
+            next_obs = map_arrays(successor, self._shapes, obs, infos["final_obs"])
         return DeviceStep(
             obs, next_obs, reward.float(), terminated, truncated, valid, infos, has_final_obs
         )
@@ -394,10 +394,13 @@ class VectorEnvManager(BaseEnvManager):
         return copy_arrays(arrays)
 
     def _own_tensor(self, shape: npt.NDArray[np.int64], tensor: Any) -> Any:
+        self._check_tensor(shape, tensor)
+        return tensor.detach().clone()
+
+    def _check_tensor(self, shape: npt.NDArray[np.int64], tensor: Any) -> None:
         expected = (self.env_num, *shape.tolist())
         if not is_tensor(tensor) or tuple(tensor.shape) != expected:
             raise StructureError(f"expected a tensor of shape {expected}, got {tensor!r:.100}")
-        return tensor.detach().clone()
 
     def _check_n_obs(self, array: npt.NDArray[Any]) -> None:
         if len(array) != self.env_num:

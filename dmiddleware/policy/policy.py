@@ -734,6 +734,8 @@ class Policy:
         if self.spaces is not None:
             check_observations(obs, self.spaces[0])
         if self.obs_norm.is_on:
+            if self.on_gpu:  # statistics on a device check nothing
+                check_finite(obs, user=type(self).__name__)
             self.obs_norm.update(self.as_obs(obs))
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:

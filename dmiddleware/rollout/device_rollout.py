@@ -321,17 +321,12 @@ class DeviceRollout:
         """Find out which episodes ended, in one transfer, and give each row the id of its own."""
         done, success = rows["done"], rows.pop(_SUCCESS, None)
         shape = done.shape
-        # The row that began the episode of each row; -1: an earlier call did.
-        at = torch.arange(shape[0], device=self._device).unsqueeze(1)
-        begins = torch.cat((torch.zeros_like(done[:1]), done[:-1]))
-        begun = at.masked_fill(~begins, -1).cummax(0).values if shape[0] > 1 else at - 1
-        is_old, before = begun < 0, (begun - 1).clamp_(min=0)
-        before = before.expand(shape)
+        episode_return, length = self._sums_so_far(rows["reward"].double(), done)
         new_id = first_new_id - 1 + done.flatten().cumsum(0).reshape(shape)
-        rows["episode_id"] = torch.where(is_old, self._episode_id, new_id.gather(0, before))
-        length = torch.where(is_old, self._length + at + 1, at + 1 - begun)
-        total = rows["reward"].double().cumsum(0)
-        episode_return = total + torch.where(is_old, self._return, -total.gather(0, before))
+        # The row before the one that began the episode; below 0: an earlier call began it.
+        before = torch.arange(shape[0], device=self._device).unsqueeze(1) - length
+        begun_here = new_id.gather(0, before.clamp(min=0))
+        rows["episode_id"] = torch.where(before < 0, self._episode_id, begun_here)
         sums = [leaf.sum(dtype=torch.float32) for _, leaf in _floats_of(rows)]
         parts = [episode_return.float(), length.masked_fill(~done, 0).float()]
         parts += [] if success is None else [success]
@@ -360,6 +355,18 @@ class DeviceRollout:
             n_dropped=n_dropped,
             next_id=first_new_id + len(ends),
         )
+
+    def _sums_so_far(
+        self, reward: torch.Tensor, done: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the return and the length of each row's episode up to it, ``[T, E]``."""
+        sums = torch.stack((reward, torch.ones_like(reward)), dim=1)
+        sums[0, 0] += self._return
+        sums[0, 1] += self._length
+        steps, goes_on = sums.unbind(0), done.logical_not().to(sums.dtype)
+        for before, after, factor in zip(steps, steps[1:], goes_on, strict=False):
+            after.addcmul_(before, factor)
+        return sums[:, 0], sums[:, 1].long()
 
     def _check_made(self) -> None:
         """Look for a value that is not finite in the rows so far, on which a policy cannot act."""
