@@ -22,9 +22,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from dmiddleware import Task
-from dmiddleware.data import TensorBuffer
+from dmiddleware.data import DeviceBuffer, PrioritySamplerSettings
 from dmiddleware.env import VectorEnvManager
-from dmiddleware.policy import DQNPolicy, Policy, PPOPolicy, SACPolicy
+from dmiddleware.policy import (
+    DDPGPolicy,
+    DQNPolicy,
+    Policy,
+    PPOPolicy,
+    SACPolicy,
+    TD3Policy,
+    TQCPolicy,
+)
+from dmiddleware.policy.q_learning import QLearningPolicy
 from dmiddleware.zoo.tensor_envs import CartPole, Pendulum
 from middleware import (
     DataPusher,
@@ -39,6 +48,7 @@ from middleware import (
 DEVICE: Final = "cpu:0"
 _PROJECT: Final = Path(__file__).resolve().parents[1]
 _PACKAGES: Final = ("dmiddleware", "middleware")
+_CONTINUOUS: Final = (DDPGPolicy, SACPolicy, TD3Policy, TQCPolicy)
 _MARK: Final = "_is_on_device"
 _HOST_VALUES: Final = frozenset(
     {
@@ -130,9 +140,7 @@ class _Calls(TorchFunctionMode):
             return _mark(result) if _is_marked(first) else result
         if func in _HOST_VALUES and _is_marked(first):
             self._bus.waits[_site()] += 1
-            if func in (torch.Tensor.cpu, torch.Tensor.numpy):
-                return func(_unmarked(first), *args[1:], **kwargs)
-            return func(*args, **kwargs)
+            return func(_unmarked(first), *args[1:], **kwargs)
         if func is torch.Tensor.to:
             return self._moved(func, args, kwargs)
         device = kwargs.get("device")
@@ -203,9 +211,14 @@ def on_device() -> Any:
     return mock.patch("dmiddleware.policy.policy.device_for", lambda cfg: DEVICE)
 
 
-def chain(kind: type[Policy], env_num: int = 64, **options: Any) -> tuple[Policy, list[Any]]:
+def chain(
+    kind: type[Policy],
+    env_num: int = 64,
+    priority: PrioritySamplerSettings | None = None,
+    **options: Any,
+) -> tuple[Policy, list[Any]]:
     """Return a policy, and the chain that trains it in envs of its device."""
-    env = Pendulum if kind is SACPolicy else CartPole
+    env = Pendulum if issubclass(kind, _CONTINUOUS) else CartPole
     envs = VectorEnvManager(lambda: env(env_num, DEVICE), env_num, seed=0)
     if kind is PPOPolicy:
         policy: Any = PPOPolicy.for_env(
@@ -214,9 +227,9 @@ def chain(kind: type[Policy], env_num: int = 64, **options: Any) -> tuple[Policy
         collector = StepCollector(policy, envs, n_sample=16 * env_num)
         return policy, [collector, GAEEstimator(policy), OnPolicyLearner(policy)]
     policy = kind.for_env(envs, seed=0, batch_size=env_num, **options)
-    buffer = TensorBuffer(100 * env_num)
+    buffer = DeviceBuffer(100 * env_num, priority=priority, seed=0)
     return policy, [
-        *([EpsGreedyHandler(policy)] if kind is DQNPolicy else []),
+        *([EpsGreedyHandler(policy)] if issubclass(kind, QLearningPolicy) else []),
         StepCollector(policy, envs, n_sample=env_num),
         DataPusher(buffer),
         OffPolicyLearner(policy, buffer, update_per_collect=4),
