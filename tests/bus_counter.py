@@ -71,7 +71,7 @@ _THAT_WAIT: Final = (
 
 
 class Bus:
-    """What has crossed the bus, by the line of the project that made it.
+    """The traffic of the bus, by the line of the project that made it.
 
     Attributes:
         waits: reads of a value of the device, which wait for all that was asked of it before.

@@ -75,10 +75,10 @@ class DeviceSumTree:
         mass = (torch.arange(n, device=nodes.device) + lots) * (nodes[1] / n)
         node = torch.ones_like(mass, dtype=torch.int64)
         for _ in range(self._depth):
-            left = nodes[2 * node]
+            mass_left = nodes[2 * node]
             # A slot without mass is never chosen, even if sums of the nodes are rounded.
-            goes_right = (mass >= left) & (nodes[2 * node + 1] > 0)
-            mass = torch.where(goes_right, mass - left, mass)
+            goes_right = (mass >= mass_left) & (nodes[2 * node + 1] > 0)
+            mass = torch.where(goes_right, mass - mass_left, mass)
             node = 2 * node + goes_right
         drawn = nodes[node]
         return node - self._first, (drawn / drawn.amin()).pow(-beta).float()

@@ -203,8 +203,8 @@ def explained_variance(
     if mask is not None:
         value, ret = value[mask], ret[mask]
     variance = ret.var(correction=0).double()
-    left = (ret - value).var(correction=0).double()
-    return (1.0 - left / variance).masked_fill(variance == 0, torch.nan)
+    residual = (ret - value).var(correction=0).double()
+    return (1.0 - residual / variance).masked_fill(variance == 0, torch.nan)
 
 
 def take_rows(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -90,13 +90,16 @@ def with_advantages(
     next_value[:-1] = value[1:]
     if n_ends is None:
         at, is_right = cut, None
-        flat, wanted = rows, next_value
+        flat, bootstrapped = rows, next_value
     else:
         at, is_right = _true_rows(cut, n_ends + cut[0].numel())
-        flat, wanted = flatten_lead(rows, cut.dim()), next_value.view(-1, *value.shape[cut.dim() :])
+        flat, bootstrapped = (
+            flatten_lead(rows, cut.dim()),
+            next_value.view(-1, *value.shape[cut.dim() :]),
+        )
     successors = index_rows(flat["next_obs"], at)
     before = {"rows": index_rows(flat, at)} if "state" in rows else {}
-    wanted[at] = value_fn(successors, **before).to(value.dtype)
+    bootstrapped[at] = value_fn(successors, **before).to(value.dtype)
     terminated = rows["terminated"]
     if value.dim() > cut.dim():
         next_obs: Any = rows["next_obs"]

@@ -307,15 +307,15 @@ class DeviceRollout:
             return stacked
         valid = torch.stack(rows.valid)
         order = valid.logical_not().byte().argsort(dim=0, stable=True)
-        taken = {name: _rows_at(column, order[:n_steps]) for name, column in stacked.items()}
+        rectangle = {name: _rows_at(column, order[:n_steps]) for name, column in stacked.items()}
         rest = {name: _rows_at(column, order[n_steps:]) for name, column in stacked.items()}
-        left: Any = rest.pop(_SUCCESS, [None] * len(rest["done"]))
+        later: Any = rest.pop(_SUCCESS, [None] * len(rest["done"]))
         for at, still_valid in enumerate(take_rows(valid, order[n_steps:])):
             columns = {name: index_rows(column, at) for name, column in rest.items()}
-            self._rows.columns.append({**columns, _SUCCESS: left[at]})
+            self._rows.columns.append({**columns, _SUCCESS: later[at]})
             self._rows.valid.append(still_valid)
             self._rows.has_final_obs.append(True)
-        return taken
+        return rectangle
 
     def _read(self, rows: dict[str, Any], first_new_id: int, n_dropped: int) -> Gathered:
         """Find out which episodes ended, in one transfer, and give each row the id of its own."""
@@ -345,12 +345,12 @@ class DeviceRollout:
                 "the vector env's autoreset_mode is SAME_STEP, but its info has no 'final_obs' at "
                 "the end of an episode"
             )
-        known = columns[2][ends] if len(parts) > 2 else columns[0][:0]
+        reported = columns[2][ends] if len(parts) > 2 else columns[0][:0]
         return Gathered(
             as_tree(rows),
             returns=columns[0][ends].tolist(),
             lengths=columns[1][ends].astype(np.int64).tolist(),
-            successes=known[known != _NO_SUCCESS].tolist(),
+            successes=reported[reported != _NO_SUCCESS].tolist(),
             ends=ends,
             n_dropped=n_dropped,
             next_id=first_new_id + len(ends),
