@@ -224,15 +224,15 @@ class DeviceBuffer(TakesSettings[DeviceBufferSettings]):
                 f"{', '.join(sorted(self._leaves))}"
             )
         for path, leaf in rows.items():
-            held = self._leaves[path]
-            if leaf.shape[1:] != held.shape[1:] or leaf.dtype != held.dtype:
+            stored = self._leaves[path]
+            if leaf.shape[1:] != stored.shape[1:] or leaf.dtype != stored.dtype:
                 raise StructureError(
                     f"the leaf {path} is {leaf.dtype} of shape {tuple(leaf.shape)}, but the buffer "
-                    f"has {held.dtype} of shape [T, {', '.join(map(str, held.shape[1:]))}]"
+                    f"has {stored.dtype} of shape [T, {', '.join(map(str, stored.shape[1:]))}]"
                 )
-            if leaf.device != held.device:
+            if leaf.device != stored.device:
                 raise StructureError(
-                    f"the leaf {path} is on {leaf.device}, but the buffer is on {held.device}"
+                    f"the leaf {path} is on {leaf.device}, but the buffer is on {stored.device}"
                 )
 
     def sample(self, n: int) -> Batch:
