@@ -124,6 +124,7 @@ _UNUSED: Final[Mapping[str, str]] = {
     "learn.pretrained_model_path": _NO_PRETRAINED,
     "loss_type": "behavior cloning minimizes the squared error",
     "noisy_net": "this algorithm has no noisy layers",
+    "model_type": "model.type names the network",
     "agent_num": "the environment says how many agents it has",
     "learn.with_lagrange": "learn.lagrange_gap says whether the weight is tuned",
     "learn.train_epoch": _TRAIN_FROM_DATA,

@@ -16,6 +16,7 @@ from dmiddleware.model import (
     AgentActorCritic,
     QNetwork,
     TeamNetwork,
+    VDNNetwork,
 )
 from dmiddleware.model.model_registry import parameters_of
 
@@ -47,6 +48,7 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     "mixer": (True,),
     "res_link": (False,),
     "multi_pass": (False,),
+    "share_encoder": (False,),
     "norm_type": (None,),
     "dropout": (None,),
 }
@@ -63,6 +65,8 @@ _INSTEAD: Final = {
     "agent_obs_shape": "this network is for one agent: set obs_shape, or use mappo or qmix",
     "global_obs_shape": "this network is for one agent; several agents with a state learn by mappo "
     "or qmix",
+    "share_encoder": "the actor and the critics have encoders of their own; give a network of your "
+    "own",
     "mixer": "set policy.type='vdn' and leave it out",
     "lstm_type": "agents have no memory here; leave it out",
 }
@@ -110,6 +114,8 @@ def in_own_names(model: Mapping[str, Any], default_type: str) -> dict[str, Any]:
 def _of_several_agents(model: Mapping[str, Any], build: type[TeamNetwork]) -> dict[str, Any]:
     """Return a model's config with the shapes and the layers that a network of a team has."""
     own = dict(model)
+    if own.get("mixer") is False and build is VDNNetwork:
+        del own["mixer"]
     shape = own.pop("agent_obs_shape", None)
     if shape is not None:
         own["obs_shape"] = shape

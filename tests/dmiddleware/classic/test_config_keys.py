@@ -345,11 +345,23 @@ def test_an_encoder_that_no_network_has_is_refused(sizes, word):
         ("c51", {"n_atomz": 3}, "n_atoms"),
         ("dqn", {"encoder_hidden_size": [8]}, "encoder_hidden_sizes"),
         ("dqn", {"dropout": 0.1}, "network of your own"),
+        ("sac", {"share_encoder": True}, "encoders of their own"),
     ],
 )
 def test_arguments_that_no_network_has_name_what_to_write(name, given, word):
     with pytest.raises(ConfigError, match=word):
         create_policy({"type": name, "model": {**VECTOR, **given}})
+
+
+def test_qmix_without_its_mixing_network_is_vdn():
+    shapes = {"agent_num": 2, "obs_shape": 3, "global_obs_shape": 4, "action_shape": 5}
+    summed, vdn = (
+        create_policy({"type": name, "seed": 0, "model": {**shapes, **mixer}})
+        for name, mixer in (("qmix", {"mixer": False}), ("vdn", {}))
+    )
+    states = [policy.eval_mode.state_dict()["model"] for policy in (summed, vdn)]
+    torch.testing.assert_close(*states)
+    assert type(summed.policy.model) is type(vdn.policy.model)
 
 
 def test_the_heads_of_actor_and_critic_may_have_different_layers():
@@ -402,6 +414,7 @@ def test_a_setting_that_would_change_what_is_learned_is_not_dropped(name, given,
     ("name", "given"),
     [
         ("dqn", {"noisy_net": False}),
+        ("sac", {"model_type": "state"}),
         ("ppo", {"learn": {"pretrained_model_path": None, "kl_beta": 0.05}}),
         ("bc", {"loss_type": "mse_loss"}),
     ],
