@@ -15,6 +15,7 @@ from dmiddleware.model import (
     ActorCritic,
     AgentActorCritic,
     QNetwork,
+    RecurrentQNetwork,
     TeamNetwork,
     VDNNetwork,
 )
@@ -29,7 +30,7 @@ _RENAMED: Final = {
     "quantile_embedding_size": "n_cosines",
     "state_dim": "obs_shape", "act_dim": "action_shape", "h_dim": "embed_size",
     "context_len": "context_length", "n_blocks": "n_layers", "drop_p": "dropout",
-    "vae_hidden_dims": "vae_hidden_sizes",
+    "vae_hidden_dims": "vae_hidden_sizes", "res_link": "residual",
 }  # fmt: skip
 
 _SIZES: Final = (
@@ -105,9 +106,13 @@ def in_own_names(model: Mapping[str, Any], default_type: str) -> dict[str, Any]:
     elif issubclass(build, Actor) and not issubclass(build, ActorCritic):
         model = _of_cloning(model)
     own = _renamed(model, parameters_of(build))
-    if issubclass(build, QNetwork) and "encoder_hidden_size_list" in model and _HEAD not in own:
-        # The head of DI-engine is as wide as its encoder if no width is given.
-        own[_HEAD] = [own["encoder_hidden_sizes"][-1]] * own.pop("head_layer_num", 1)
+    if issubclass(build, QNetwork | RecurrentQNetwork) and "encoder_hidden_size_list" in model:
+        # The head and the memory of DI-engine are as wide as its encoder.
+        width = own["encoder_hidden_sizes"][-1]
+        if _HEAD not in own:
+            own[_HEAD] = [width] * own.pop("head_layer_num", 1)
+        if issubclass(build, RecurrentQNetwork):
+            own.setdefault("hidden_size", width)
     return own
 
 

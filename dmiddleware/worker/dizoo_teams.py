@@ -172,8 +172,7 @@ class MujocoTeam(gym.Wrapper[dict[str, Any], Any, Any, Any]):
     see, and agents that see less than others get zeros at the end. The state of each agent is the
     observation of the robot.
 
-    Source: Peng et al. (2021), "FACMAC: Factored Multi-Agent Centralised Policy Gradients",
-    section 5.1.
+    Source: Peng et al., "FACMAC" (NeurIPS 2021), section 5.1.
 
     Args:
         env: the robot's env.

@@ -238,6 +238,12 @@ def test_importance_weights_can_be_ignored(weighted, transitions):
             {"encoder_hidden_size_list": [8], "head_hidden_size": 5},
             {"encoder_hidden_sizes": [8], "head_hidden_sizes": [5]},
         ),
+        (
+            "r2d2",
+            {"encoder_hidden_size_list": [8, 6], "res_link": True},
+            {"encoder_hidden_sizes": [8, 6], "hidden_size": 6, "head_hidden_sizes": [6],
+             "residual": True},
+        ),
         ("c51", {"n_atom": 11}, {"n_atoms": 11}),
         (
             "d4pg",
