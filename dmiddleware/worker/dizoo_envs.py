@@ -9,7 +9,6 @@ around it. Where dizoo maps actions from [-1, 1] to the bounds itself, the env h
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import numpy as np
 
 from dmiddleware.env import atari_preprocessing
 from dmiddleware.errors import ConfigError
+from dmiddleware.worker.dizoo_minigrid import minigrid_env
 from dmiddleware.worker.dizoo_teams import mujoco_team_env, spread_env
 from dmiddleware.worker.dizoo_wrappers import (
     DelayedReward,
@@ -32,6 +32,7 @@ from dmiddleware.worker.dizoo_wrappers import (
     encoded,
     made,
     no_such_env,
+    optional_module,
     planes_first,
 )
 from dmiddleware.worker.dm_envs import bsuite_env, dm_control_env
@@ -49,15 +50,16 @@ _log = logging.getLogger(__name__)
 
 Options: TypeAlias = Mapping[str, Any]
 
+_FOOTBALL: Final = "gfootball has no release for Gymnasium, and must be compiled"
 _ABSENT: Final[Mapping[str, str]] = {
     "beergame": "its env is in the files of dizoo only",
     "competitive_rl": "competitive_rl is not on a package index",
-    "evogym": "Evolution Gym needs files of robots that dizoo has",
+    "evogym": "Evolution Gym has no release for a current Python, and needs files that dizoo has",
     "fake_competitive_rl": "its env is in the tests of DI-engine only",
-    "gfootball": "gfootball has no release for a current Python",
-    "gfootball-academy": "gfootball has no release for a current Python",
-    "gfootball_sp": "gfootball has no release for a current Python",
-    "gym_hybrid": "gym-hybrid is not on a package index",
+    "gfootball": _FOOTBALL,
+    "gfootball-academy": _FOOTBALL,
+    "gfootball_sp": _FOOTBALL,
+    "gym_hybrid": "its env is in the files of dizoo only",
     "gym_pybullet_drones": "gym-pybullet-drones is not on a package index",
     "gym_soccer": "gym-soccer is not on a package index",
     "ising_model": "its env is in the files of dizoo only",
@@ -66,12 +68,11 @@ _ABSENT: Final[Mapping[str, str]] = {
     "mbpendulum": "it is for world models, which are not here; for the env alone, set "
     "type='pendulum'",
     "metadrive": "MetaDrive has no release for Python 3.12 or newer",
-    "overcooked_game": "its env is in the files of dizoo only",
-    "petting_zoo_pistonball": "its env is in the files of dizoo only",
+    "overcooked_game": "Overcooked-AI has no release for Gymnasium",
+    "petting_zoo_pistonball": "its state is a picture, and the networks of a team read vectors",
     "pomdp": "its env is in the files of dizoo only",
-    "procgen": "procgen has no release for a current Python, and EnvPool's needs Qt 5",
     "rocket": "rocket-recycling is not on a package index",
-    "slime_volley": "slimevolleygym has no release for a current Gymnasium",
+    "slime_volley": "slimevolleygym has no release for Gymnasium",
     "smac": "SMAC needs the game StarCraft II, and is not on a package index",
     "stocks-v0": "its env is in the files of dizoo only",
     "tabmwp": "it asks a language model of a vendor",
@@ -295,8 +296,8 @@ def _d4rl(options: Options, is_train: bool, **kwargs: Any) -> Env:
         env = as_float32(env)
     else:
         raise ConfigError(
-            f"env.env_id={id!r} of D4RL has no counterpart here: D4RL's own envs are not on a "
-            "package index; envs of MuJoCo and Adroit are here"
+            f"env.env_id={id!r} of D4RL has no counterpart here: D4RL's own envs need mujoco-py; "
+            "envs of MuJoCo and Adroit are here"
         )
     return ScaledActions(env) if options["use_act_scale"] else env
 
@@ -340,15 +341,66 @@ class _BitFlip(gym.Env[Any, Any]):
         return np.concatenate([self._bits, self._goal]), float(is_there), is_there, is_over, {}
 
 
-def _minigrid(options: Options, is_train: bool, **kwargs: Any) -> Env:
-    for key in ("full_obs", "onehot_obs", "move_bonus"):
-        if options[key]:
-            raise ConfigError(f"env.{key} is a wrapper of dizoo only; leave it out")
-    env = made(str(options["env_id"]), "minigrid", "minigrid", **kwargs)
-    wrappers: Any = importlib.import_module("minigrid.wrappers")
-    if options["flat_obs"]:
-        env = as_float32(wrappers.FlatObsWrapper(env))
-    return gym.wrappers.TimeLimit(env, int(options["max_step"]))
+_PROCGEN: Final = (
+    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
+    "heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
+)  # fmt: skip
+
+
+def _procgen(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    id = str(options["env_id"])
+    if id not in _PROCGEN:
+        raise no_such_env("procgen", id, _PROCGEN)
+    if not options["control_level"]:
+        raise ConfigError(
+            "env.control_level=False draws a level for each episode by the seed of the program; "
+            "leave it out for levels that env.start_level and env.num_levels name"
+        )
+    envpool = optional_module("envpool", "envpool", f"procgen's {id}")
+    levels = {key: int(options[key]) for key in ("start_level", "num_levels")}
+
+    def make(seed: int | None) -> Any:
+        own = {} if seed is None else {"seed": seed % 2**31}
+        try:
+            return envpool.make_gymnasium(f"{id.title()}Hard-v0", num_envs=1, **levels, **own)
+        except ImportError as error:  # its games are linked with Qt
+            raise ConfigError(f"procgen's {id} needs Qt 5: {error}") from error
+
+    return _PooledEnv(make)
+
+
+class _PooledEnv(gym.Env[Any, Any]):
+    """One env of EnvPool, made by a function of the seed, with float32 observations."""
+
+    def __init__(self, make: Callable[[int | None], Any]) -> None:
+        self._make, self._pool = make, make(None)
+        space = self._pool.observation_space
+        self.observation_space = gym.spaces.Box(
+            space.low.astype(np.float32), space.high.astype(np.float32)
+        )
+        self.action_space = self._pool.action_space
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._pool.close()
+            self._pool = self._make(seed)
+        return self._pool.reset()[0][0].astype(np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, rewards, terminated, truncated, _ = self._pool.step(np.array([action]))
+        return (
+            obs[0].astype(np.float32),
+            float(rewards[0]),
+            bool(terminated[0]),
+            bool(truncated[0]),
+            {},
+        )
+
+    def close(self) -> None:
+        self._pool.close()
 
 
 DIZOO_ENVS: Final[Mapping[str, DizooEnv]] = {
@@ -372,7 +424,7 @@ DIZOO_ENVS: Final[Mapping[str, DizooEnv]] = {
         _lunarlander, {"env_id": "LunarLander-v2", "act_scale": False}, ("action_clip",)
     ),
     "minigrid": DizooEnv(
-        _minigrid,
+        minigrid_env,
         {
             "env_id": None, "max_step": 300, "flat_obs": True, "full_obs": False,
             "onehot_obs": False, "move_bonus": False,
@@ -415,6 +467,11 @@ DIZOO_ENVS: Final[Mapping[str, DizooEnv]] = {
             "agent_specific_global_state": False,
         },
         ("env_family",),
+    ),
+    "procgen": DizooEnv(
+        _procgen,
+        {"env_id": "coinrun", "control_level": True, "start_level": 0, "num_levels": 0},
+        ("is_train",),
     ),
     "taxi": DizooEnv(_taxi, {"max_episode_steps": 200}, ("env_id",)),
 }  # fmt: skip

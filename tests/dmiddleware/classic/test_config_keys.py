@@ -155,6 +155,14 @@ def test_a_setting_that_has_one_value_here_is_accepted_with_it_alone():
             create_policy({**config_of("ppo_offpolicy"), **given})
 
 
+def test_what_off_policy_ppo_never_reads_is_left_out_with_a_warning(caplog):
+    given = {"recompute_adv": True, "learn": {"epoch_per_collect": 3}}
+    policy = create_policy({**config_of("ppo_offpolicy"), **given})
+    assert policy.cfg.learn.epoch_per_collect == 1 and not policy.cfg.learn.recompute_advantage
+    assert "epoch_per_collect (learn.update_per_collect" in caplog.text
+    assert "recompute_adv (" in caplog.text
+
+
 def test_a_setting_under_its_own_name_wins():
     cfg = {**config_of("ppo"), "discount_factor": 0.5, "collect": {"discount_factor": 0.9}}
     assert create_policy(cfg).cfg.discount_factor == 0.5
