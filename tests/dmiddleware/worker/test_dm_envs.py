@@ -90,16 +90,19 @@ def test_a_task_of_dm_control_sums_the_rewards_of_repeated_actions(suite):
 
 
 def test_a_task_of_dm_control_takes_scaled_actions_and_stacks_its_states(suite):
-    env = task(frame_skip=1, frame_stack=3, clip_rewards=True)
+    env, clipped = (task(frame_skip=1, frame_stack=3, clip_rewards=clip) for clip in (False, True))
     first, _ = env.reset(seed=0)
     obs, reward, *_ = env.step(np.array([7.0], np.float32))
     assert first.shape == (3, 5) and (first == first[0]).all()
     assert (obs[:2] == first[0]).all() and (obs[2] != first[0]).any()
     original = suite.load("cartpole", "swingup", {"random": 0})
     original.reset()
-    parts = original.step(1.0).observation
+    step = original.step(1.0)
+    parts = step.observation
     assert obs[2] == pytest.approx(np.concatenate([parts["position"], parts["velocity"]]))
-    assert reward == 1.0
+    assert reward == pytest.approx(step.reward)
+    clipped.reset(seed=0)
+    assert clipped.step(np.array([7.0], np.float32))[1] == 1.0
 
 
 @pytest.mark.parametrize(
