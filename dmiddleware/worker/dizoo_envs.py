@@ -454,9 +454,9 @@ DIZOO_ENVS: Final[Mapping[str, DizooEnv]] = {
         functools.partial(mujoco_team_env, _mujoco_env),
         {
             "scenario": None, "agent_conf": None, "agent_obsk": None, "k_categories": None,
-            "add_agent_id": False, "episode_limit": 1000,
+            "global_categories": None, "add_agent_id": False, "episode_limit": 1000,
         },
-        ("agent_obsk_agents", "obs_add_global_pos"),
+        ("agent_obsk_agents", "env_version", "obs_add_global_pos"),
     ),
     "pendulum": DizooEnv(_pendulum, {"act_scale": False, "continuous": True}, ("env_id",)),
     "petting_zoo": DizooEnv(

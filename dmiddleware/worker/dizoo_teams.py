@@ -282,7 +282,8 @@ def mujoco_team_env(
         kwargs: arguments of the robot's env.
 
     Raises:
-        ConfigError: if Gymnasium-Robotics is not installed, or dizoo has no such env.
+        ConfigError: if Gymnasium-Robotics is not installed, dizoo has no such env, or for what all
+            agents would see.
     """
     scenario, division = str(options["scenario"]), str(options["agent_conf"])
     robot, _, version = scenario.partition("-v")
@@ -290,6 +291,11 @@ def mujoco_team_env(
         raise no_such_env("mujoco_multi", scenario, (f"{name}-v2" for name in _JOINTS), "scenario")
     if division not in _JOINTS[robot]:
         raise no_such_env(scenario, division, _JOINTS[robot], "agent_conf")
+    if options["global_categories"]:
+        raise ConfigError(
+            "env.global_categories shows the robot's torso to all agents, which is not here; leave "
+            "it out"
+        )
     agents = [names.split() for names in _JOINTS[robot][division].split(", ")]
     n_near = options["agent_obsk"]
     views = None if n_near is None else _views(robot, agents, int(n_near), options["k_categories"])

@@ -151,6 +151,11 @@ def test_agents_without_a_distance_see_all_and_their_states_may_name_them():
         ("petting_zoo", {**SPREAD, "n_agent": 1, "n_landmark": 1}, "at least 2"),
         ("mujoco_multi", {"scenario": "manyagent_ant", "agent_conf": "2x3"}, "HalfCheetah-v2"),
         ("mujoco_multi", {"scenario": "Ant-v2", "agent_conf": "8x1"}, "2x4d"),
+        (
+            "mujoco_multi",
+            {"scenario": "Ant-v2", "agent_conf": "2x4", "global_categories": "qpos"},
+            "global_categories",
+        ),
     ],
 )
 def test_a_team_that_is_not_here_is_refused(kind, options, word):
