@@ -76,7 +76,7 @@ _NSTEP: Final = "values learn the returns that collect.gae_lambda makes"
 
 _UNUSED: Final[Mapping[str, str]] = {
     "load_path": _LOAD,
-    "expert_random_collect_size": "a program reads it",
+    "expert_random_collect_size": "an expert shows as much as is collected",
     "priority": "this algorithm has no priorities",
     "priority_IS_weight": "this algorithm has no priorities",
     "multi_agent": "the environment says whether it has several agents",
@@ -84,7 +84,7 @@ _UNUSED: Final[Mapping[str, str]] = {
     "continuous": "the model and the environment's space say what actions are",
     "command": "command modes have no settings",
     "other.eps": "this algorithm explores by itself",
-    "other.her": "goals are relabeled by what the program builds, such as HindsightReplay",
+    "other.her": "only a replay buffer of the type episode relabels goals",
     "kappa": "the Huber loss changes at 1",
     "learn.kappa": "the Huber loss changes at 1",
     "learn.multi_gpu": "set multi_gpu",

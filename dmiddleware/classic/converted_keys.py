@@ -82,6 +82,7 @@ _EVALUATOR: Final = "the evaluator's options count"
 _NOT_IN_DT: Final = "a decision transformer has no such thing"
 
 UNUSED_BY: Final[Mapping[str, Mapping[str, str]]] = {
+    "DQNPolicy": {"learn.alpha": "this algorithm has no temperature; sql has one"},
     "DecisionTransformerPolicy": {
         "context_len": _MODEL_SAYS,
         "dataset": _DATA_SAY,
