@@ -116,7 +116,7 @@ def compile_config(
     for name in _options_of(evaluator_cls, _EVALUATOR_KEYS):
         if env.get(_EVALUATOR_KEYS[name]) is not None:
             evaluator.setdefault(name, env[_EVALUATOR_KEYS[name]])
-    if names_di_engine(create or {}):
+    if names_di_engine(create or {}) and hasattr(evaluator_cls, "default_config"):
         take_unread(evaluator, evaluator_cls.default_config())
     _share_priorities(cfg)
     _ask_for_samples(cfg)

@@ -20,6 +20,7 @@ from dmiddleware.worker import (
     compile_config,
     serial_run,
 )
+from dmiddleware.worker.evaluator import SERIAL_EVALUATOR_REGISTRY
 
 CREATE = {
     "env": {"type": "CartPole-v1"},
@@ -483,6 +484,15 @@ def test_a_misspelled_key_of_an_evaluator_is_left_out_only_of_a_config_of_di_eng
     evaluator = compile_config(main, CREATE_CARTPOLE_DQN).policy.eval.evaluator
     assert "eval_frq" not in evaluator
     assert "nothing reads eval_frq, so it is left out; did you mean eval_freq?" in caplog.text
+
+
+def test_an_evaluator_that_declares_no_options_gets_its_section_as_it_is():
+    @SERIAL_EVALUATOR_REGISTRY.register("bare")
+    class Bare:
+        pass
+
+    main = changed(CARTPOLE_DQN, policy__eval__evaluator={"type": "bare", "of_its_own": 3})
+    assert compile_config(main, CREATE_CARTPOLE_DQN).policy.eval.evaluator.of_its_own == 3
 
 
 def test_an_evaluator_of_di_engine_with_a_negative_frequency_evaluates_before_every_update():
