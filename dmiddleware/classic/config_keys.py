@@ -49,12 +49,17 @@ _RENAMED: Final[Mapping[str, str]] = {
     "burnin_step": "burn_in",
     "entropy_tau": "learn.temperature",
     "m_alpha": "learn.munchausen_weight",
+    "learn.lambda1": "learn.n_step_weight",
+    "learn.lambda2": "learn.margin_weight",
+    "learn.lambda3": "learn.l2_weight",
+    "learn.margin_function": "learn.margin",
 }
 """Settings that an algorithm has here under another name, with the same values."""
 
 _READ_BY_WORKERS: Final = (
     "unroll_len", "learn_unroll_len", "collect.unroll_len", "random_collect_size",
-    "learn.update_per_collect", "collect.model_path",
+    "learn.update_per_collect", "collect.model_path", "collect.pho", "learn.per_train_iter_k",
+    "learn.expert_replay_buffer_size",
 )  # fmt: skip
 """Settings that workers and middleware read from the config of any policy."""
 

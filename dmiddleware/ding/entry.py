@@ -18,6 +18,7 @@ from dmiddleware.ding.envs.managers import get_env_manager_cls
 from dmiddleware.ding.registries import ENV_REGISTRY
 from dmiddleware.worker import (
     classic_run,
+    dqfd_run,
     gail_run,
     offline_run,
     read_config,
@@ -31,6 +32,7 @@ __all__ = [
     "parallel_pipeline",
     "serial_pipeline",
     "serial_pipeline_bc",
+    "serial_pipeline_dqfd",
     "serial_pipeline_dt",
     "serial_pipeline_gail",
     "serial_pipeline_offline",
@@ -68,7 +70,6 @@ REFUSED: Final[Mapping[str, str]] = {
     "eval": "use ditask play RUN, or an evaluator in a chain",
     "random_collect": "use StepCollector(random_collect_size=...)",
     "serial_pipeline_bco": "behavior cloning from observations is not here; use serial_pipeline_bc",
-    "serial_pipeline_dqfd": "use a chain with two buffers",
     "serial_pipeline_ngu": "NGU is not here; use R2D2, or RND with PPO",
     "serial_pipeline_onpolicy_ppg": "PPG's auxiliary phase is not here; use PPO",
     "serial_pipeline_pc": "procedure cloning is not here",
@@ -127,15 +128,18 @@ def serial_pipeline_sqil(
     expert_model: nn.Module | None = None,
     max_train_iter: float = NO_LIMIT,
     max_env_step: float = NO_LIMIT,
+    *,
+    run: Callable[..., Any] = sqil_run,
 ) -> Any:
     """Imitate the expert of another config; see :func:`dmiddleware.worker.sqil_run`."""
     main, create = _configs(input_cfg)
     main, envs = _with_envs(main, create, env_setting)
     shown = _expert(expert_cfg, env_setting)
     limits = int(max_train_iter), int(max_env_step)
-    return sqil_run(
-        main, create, shown, seed, *limits, model=model, expert_model=expert_model, **envs
-    )
+    return run(main, create, shown, seed, *limits, model=model, expert_model=expert_model, **envs)
+
+
+serial_pipeline_dqfd = functools.partial(serial_pipeline_sqil, run=dqfd_run)
 
 
 def serial_pipeline_gail(

@@ -58,7 +58,7 @@ from dmiddleware.worker.evaluator import (
     VectorEvalMonitor,
     create_serial_evaluator,
 )
-from dmiddleware.worker.imitation import gail_run, sqil_run
+from dmiddleware.worker.imitation import dqfd_run, gail_run, sqil_run
 from dmiddleware.worker.league import OneVsOneLeague
 from dmiddleware.worker.learner import (
     BaseLearner,
@@ -110,6 +110,7 @@ __all__ = [
     "serial_run",
     "offline_run",
     "sqil_run",
+    "dqfd_run",
     "gail_run",
     "read_config",
     "compile_config",

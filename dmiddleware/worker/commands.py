@@ -13,7 +13,7 @@ from dmiddleware.classic.logs import output_folder
 from dmiddleware.errors import ConfigError, DMiddlewareError
 from dmiddleware.worker.config_file import read_config_with_system
 from dmiddleware.worker.entry import NO_LIMIT, serial_run
-from dmiddleware.worker.imitation import gail_run, sqil_run
+from dmiddleware.worker.imitation import dqfd_run, gail_run, sqil_run
 from dmiddleware.worker.offline_entry import names_data, offline_run
 from dmiddleware.worker.parallel_run import classic_run
 
@@ -22,7 +22,9 @@ __all__ = ["checked_mode", "classic_command", "run_config"]
 _DIRECT: Final = "serial_reward_model_onpolicy"
 _ONLINE: Final = ("serial", "serial_onpolicy", "serial_reward_model_offpolicy", _DIRECT)
 _OFFLINE: Final = ("serial_offline", "serial_bc", "bc", "serial_dt")
-_IMITATION: Final[Mapping[str, Any]] = {"serial_sqil": sqil_run, "serial_gail": gail_run}
+_IMITATION: Final[Mapping[str, Any]] = {
+    "serial_sqil": sqil_run, "serial_dqfd": dqfd_run, "serial_gail": gail_run,
+}  # fmt: skip
 _PARALLEL: Final = "parallel"
 _REWARDS: Final = "learn rewards in a chain, by middleware.RewardLearner with RND, ICM or GAIL"
 _NO_WORLD_MODEL: Final = "world models are not here; learn from play with -m serial"
@@ -36,7 +38,6 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
         _REWARDS,
     ),
     "serial_bco": "clone recorded actions with -m bc; no model infers them from observations",
-    "serial_dqfd": "demonstrations are not mixed into play here; learn from data by discrete_cql",
     "serial_dream": _NO_WORLD_MODEL,
     "serial_dyna": _NO_WORLD_MODEL,
     "serial_mbrl": _NO_WORLD_MODEL,
@@ -76,8 +77,8 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "--mode",
     type=click.Choice([*_ONLINE, *_OFFLINE, *_IMITATION, _PARALLEL]),
     help="How to learn: from play, from recorded data (serial_offline, bc), from an expert "
-    "(serial_sqil, serial_gail), or in several processes.  [default: parallel if the file defines "
-    "system_config, from data if the config names any, else from play]",
+    "(serial_sqil, serial_dqfd, serial_gail), or in several processes.  [default: parallel if the "
+    "file defines system_config, from data if the config names any, else from play]",
 )
 @click.option("--env-step", type=click.IntRange(min=1), help="Most env steps.  [default: no limit]")
 @click.option("--train-iter", type=click.IntRange(min=1), help="Most updates.  [default: no limit]")
@@ -85,7 +86,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 @click.option(
     "--expert",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The config file of the expert that serial_sqil and serial_gail imitate.",
+    help="The config file of the expert that serial_sqil, serial_dqfd and serial_gail learn from.",
 )
 def classic_command(
     config: Path,
@@ -118,7 +119,8 @@ def classic_command(
         limit = train_iter or NO_LIMIT
         if (expert is not None) != (mode in _IMITATION):
             raise click.UsageError(
-                "--expert FILE, the config of the expert, goes with -m serial_sqil or serial_gail"
+                "--expert FILE, the config of the expert, goes with -m serial_sqil, "
+                "serial_dqfd or serial_gail"
             )
         if mode == _PARALLEL:
             if (env_step, train_iter, data) != (None, None, None):

@@ -1,4 +1,4 @@
-"""Entry points of configs in the classic shape that imitate an expert: SQIL and GAIL."""
+"""Entry points of configs in the classic shape that learn from an expert: SQIL, DQfD, GAIL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.files.checkpoint import load_any_checkpoint
 from dmiddleware.process.closing import Closing
 from dmiddleware.seeding import derive_seed
-from dmiddleware.settings import Count, checked
+from dmiddleware.settings import Count, Fraction, Whole, checked
 from dmiddleware.worker.collector import ISerialCollector, create_serial_collector
 from dmiddleware.worker.entry import NO_LIMIT, compile_config, section_of, serial_run
 from dmiddleware.worker.env_config import make_envs
@@ -27,7 +27,7 @@ from dmiddleware.worker.learned_rewards import EnvRewards
 from dmiddleware.worker.learner import BaseLearner
 from dmiddleware.worker.row_learning import RowReplay
 
-__all__ = ["Expert", "SqilReplay", "gail_run", "sqil_run"]
+__all__ = ["DqfdReplay", "Expert", "ShownReplay", "SqilReplay", "dqfd_run", "gail_run", "sqil_run"]
 
 Config = Mapping[str, Any]
 Configs = tuple[Config, Config | None]
@@ -105,14 +105,63 @@ class Expert(Closing):
         self._collector.close()
 
 
-class SqilReplay(RowReplay):
-    """Learns from an expert's transitions, with the reward 1, and as many of its own, with 0.
+class ShownReplay(RowReplay):
+    """Learns from samples in which a share of the rows are an expert's.
 
-    Whenever the policy collects, the expert shows as many transitions. They are in a buffer of
-    their own, of the kind and the size of the other one, with priorities of their own.
+    These are in a buffer of their own, of the kind of the other one, with priorities of their own.
+    A subclass says what the expert shows.
 
     Args:
         cfg: the whole config.
+        learner: trains the policy.
+        buffer: a replay buffer for what the policy collects.
+        rewards: the rewards that the policy learns from.
+        expert: shows how it acts.
+        share: which share of a sample's rows are the expert's.
+        **options: options of the buffer for the expert's rows that differ.
+    """
+
+    def __init__(
+        self,
+        cfg: EasyDict,
+        learner: BaseLearner,
+        buffer: Any,
+        rewards: EnvRewards,
+        *,
+        expert: Expert,
+        share: float,
+        **options: Any,
+    ) -> None:
+        super().__init__(cfg, learner, buffer, rewards)
+        self._expert = expert
+        options = {**options, "seed": derive_seed(cfg.env.seed, "shown")}
+        section = {**section_of(cfg, "replay_buffer"), **options}
+        self._shown = create_buffer(section, exp_name=cfg.exp_name, instance_name="expert_buffer")
+        self._n_shown = round(self._batch_size * share)
+        self._n_own = self._batch_size - self._n_shown
+
+    def draw(self) -> list[Transition] | None:
+        """Return what an update learns from, with the columns that both kinds of rows have."""
+        at = self._learner.train_iter
+        own, shown = self._buffer.sample(self._n_own, at), self._shown.sample(self._n_shown, at)
+        if own is None or shown is None:
+            return None
+        rows = [*own, *shown]
+        return [{key: row[key] for key in rows[0] if key in rows[-1]} for row in rows]
+
+    def prioritize(self, info: Mapping[str, Any]) -> None:
+        """Set the priorities of what the last update has learned from."""
+        self._buffer.update({name: values[: self._n_own] for name, values in info.items()})
+        self._shown.update({name: values[self._n_own :] for name, values in info.items()})
+
+
+class SqilReplay(ShownReplay):
+    """Learns from an expert's transitions, with the reward 1, and as many of its own, with 0.
+
+    Whenever the policy collects, the expert shows as many transitions.
+
+    Args:
+        cfg: see :class:`ShownReplay`, and also the following ones.
         learner: trains the policy.
         buffer: a replay buffer for what the policy collects.
         rewards: of no effect: those of SQIL replace them.
@@ -122,12 +171,7 @@ class SqilReplay(RowReplay):
     def __init__(
         self, cfg: EasyDict, learner: BaseLearner, buffer: Any, rewards: EnvRewards, expert: Expert
     ) -> None:
-        super().__init__(cfg, learner, buffer, rewards)
-        self._expert = expert
-        section = {**section_of(cfg, "replay_buffer"), "seed": derive_seed(cfg.env.seed, "shown")}
-        self._shown = create_buffer(section, exp_name=cfg.exp_name, instance_name="expert_buffer")
-        self._n_shown = self._batch_size // 2
-        self._n_own = self._batch_size - self._n_shown
+        super().__init__(cfg, learner, buffer, rewards, expert=expert, share=0.5)
 
     def begin(self, collector: ISerialCollector[Any, Any]) -> None:
         """Fill both buffers, with what random actions collect and with what the expert shows."""
@@ -140,18 +184,58 @@ class SqilReplay(RowReplay):
         super().push(_with_reward(data, torch.zeros_like), envstep)
         self._shown.push(self._expert.collect(len(data)), cur_collector_envstep=envstep)
 
-    def draw(self) -> list[Transition] | None:
-        """Return what an update learns from, with the columns that both kinds of rows have."""
-        at = self._learner.train_iter
-        own, shown = self._buffer.sample(self._n_own, at), self._shown.sample(self._n_shown, at)
-        if own is None or shown is None:
-            return None
-        return [{key: row[key] for key in own[0] if key in shown[0]} for row in (*own, *shown)]
 
-    def prioritize(self, info: Mapping[str, Any]) -> None:
-        """Set the priorities of what the last update has learned from."""
-        self._buffer.update({name: values[: self._n_own] for name, values in info.items()})
-        self._shown.update({name: values[self._n_own :] for name, values in info.items()})
+class DqfdReplay(ShownReplay):
+    """Learns from what an expert has shown at the beginning, and from its own steps.
+
+    The expert shows ``learn.expert_replay_buffer_size`` rows, from which alone the policy makes
+    ``learn.per_train_iter_k`` updates. From then on, they are the share ``collect.pho`` of each
+    sample. The column ``is_expert`` says which rows are whose.
+
+    Args:
+        cfg: see :class:`ShownReplay`, and also the following ones.
+        learner: trains the policy.
+        buffer: a replay buffer for what the policy collects.
+        rewards: the rewards that the policy learns from.
+        expert: shows how it acts.
+
+    Raises:
+        ConfigError: if one of the three settings is out of its range.
+    """
+
+    def __init__(
+        self, cfg: EasyDict, learner: BaseLearner, buffer: Any, rewards: EnvRewards, expert: Expert
+    ) -> None:
+        learn, collect = cfg.policy.learn, cfg.policy.collect
+        self._n_updates_before = checked(
+            "per_train_iter_k", learn.get("per_train_iter_k", 10), Whole
+        )
+        self._n_demonstrations = checked(
+            "expert_replay_buffer_size", learn.get("expert_replay_buffer_size", 10_000), Count
+        )
+        share = checked("pho", collect.get("pho", 0.5), Fraction)
+        super().__init__(
+            cfg, learner, buffer, rewards, expert=expert, share=share,
+            replay_buffer_size=self._n_demonstrations,
+        )  # fmt: skip
+
+    def begin(self, collector: ISerialCollector[Any, Any]) -> None:
+        """Learn from what the expert shows, then fill the buffer by random actions."""
+        self._expert.samples_of = collector.policy.get_train_sample
+        demonstrations = self._expert.collect(self._n_demonstrations)
+        self._shown.push(_marked(demonstrations, is_expert=True), cur_collector_envstep=0)
+        for _ in range(self._n_updates_before):
+            samples = self._shown.sample(self._batch_size, self._learner.train_iter)
+            if samples is None:
+                break
+            self._learner.train(self._rewards.of(samples), 0)
+            if self._is_prioritized:
+                self._shown.update(self._learner.priority_info)
+        super().begin(collector)
+
+    def push(self, data: list[Any], envstep: int) -> None:
+        """Store what was collected."""
+        super().push(_marked(data, is_expert=False), envstep)
 
 
 def sqil_run(
@@ -190,12 +274,72 @@ def sqil_run(
         CheckpointDamaged: if it cannot be read.
         CheckpointMismatch: if it belongs to another model.
     """
+    return _shown_run(
+        SqilReplay, main, create, expert, seed, max_train_iter, max_env_step, model=model,
+        expert_model=expert_model, envs=envs, show_progress=show_progress,
+    )  # fmt: skip
+
+
+def dqfd_run(
+    main: Config,
+    create: Config | None,
+    expert: Configs,
+    seed: int = 0,
+    max_train_iter: int = NO_LIMIT,
+    max_env_step: int = NO_LIMIT,
+    *,
+    model: nn.Module | None = None,
+    expert_model: nn.Module | None = None,
+    envs: Callable[[EasyDict, str], BaseEnvManager] = make_envs,
+    show_progress: bool = True,
+) -> Policy:
+    """Learn from an expert's demonstrations and by play, as a config in the classic shape says.
+
+    The algorithm is that of the config, usually ``dqfd``
+    (:class:`~dmiddleware.policy.DQfDPolicy`). The expert first shows
+    ``policy.learn.expert_replay_buffer_size`` rows, and the policy makes
+    ``policy.learn.per_train_iter_k`` updates from these alone. From then on they are the share
+    ``policy.collect.pho`` of each sample.
+
+    Args:
+        main: see :func:`compile_config`; ``policy.collect.model_path`` is the expert's checkpoint.
+        create: see :func:`compile_config`.
+        expert: the main config and the create config that the expert was trained with.
+        seed: see :func:`serial_run`, and also the following ones.
+        max_train_iter: most training iterations.
+        max_env_step: most env steps.
+        model: a module for the policy.
+        expert_model: a module for the expert; None builds the one that its config describes.
+        envs: makes the envs of the policy and of the expert.
+        show_progress: whether to show steps, updates and returns.
+
+    Raises:
+        ConfigError: as of :func:`serial_run`, and without a checkpoint of the expert.
+        CheckpointDamaged: if it cannot be read.
+        CheckpointMismatch: if it belongs to another model.
+    """
+    return _shown_run(
+        DqfdReplay, main, create, expert, seed, max_train_iter, max_env_step, model=model,
+        expert_model=expert_model, envs=envs, show_progress=show_progress,
+    )  # fmt: skip
+
+
+def _shown_run(
+    replay: Callable[..., ShownReplay],
+    main: Config,
+    create: Config | None,
+    expert: Configs,
+    seed: int,
+    *limits: int,
+    expert_model: nn.Module | None,
+    envs: Callable[[EasyDict, str], BaseEnvManager],
+    **options: Any,
+) -> Policy:
+    """Train with an expert, whose checkpoint ``policy.collect.model_path`` names."""
     path, exp_name = _at(main, "policy", "collect", "model_path"), _exp_name(main)
     with Expert(expert, path, seed=seed, exp_name=exp_name, model=expert_model, envs=envs) as shown:
-        return serial_run(
-            main, create, seed, max_train_iter, max_env_step, model=model, envs=envs,
-            learning=partial(SqilReplay, expert=shown), show_progress=show_progress,
-        )  # fmt: skip
+        learning = partial(replay, expert=shown)
+        return serial_run(main, create, seed, *limits, envs=envs, learning=learning, **options)
 
 
 def gail_run(
@@ -262,6 +406,10 @@ def _with_reward(
 ) -> list[Transition]:
     """Return copies of rows with the reward that a function makes of theirs."""
     return [{**row, "reward": reward_of(torch.as_tensor(row["reward"]))} for row in rows]
+
+
+def _marked(rows: list[Transition], *, is_expert: bool) -> list[Transition]:
+    return [{**row, "is_expert": torch.tensor(is_expert)} for row in rows]
 
 
 def _at(section: Any, *keys: str) -> Any:

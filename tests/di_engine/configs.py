@@ -48,7 +48,7 @@ _N_SEQUENCES: Final = 4
 _OF_SEQUENCES: Final = ("r2d2", "impala")
 _REPLAY_SIZE: Final = 1000
 _N_OFFLINE_ROWS: Final = 120
-_IMITATION: Final = ("serial_sqil", "serial_gail")
+_IMITATION: Final = ("serial_sqil", "serial_dqfd", "serial_gail")
 _OFFLINE: Final = ("serial_offline", "serial_bc", "bc", "serial_dt")
 _FOLDERS: Final = ("dizoo", "ding")
 _NAMES: Final = frozenset(("main_config", "create_config"))
@@ -242,8 +242,7 @@ def _run(
 
 def _expert_of(path: Path, mode: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the configs of the expert with which a file calls its entry point."""
-    import ding.entry
-
+    import dmiddleware.ding.entry
     from dmiddleware.ding import close_door, open_door
 
     class Called(BaseException):
@@ -254,7 +253,7 @@ def _expert_of(path: Path, mode: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
     import_path = list(sys.path)
     open_door(path.parent)  # for the file of the expert
-    setattr(ding.entry, mode.replace("serial", "serial_pipeline"), entry)
+    setattr(dmiddleware.ding.entry, mode.replace("serial", "serial_pipeline"), entry)
     try:
         runpy.run_path(str(path), run_name="__main__")
     except Called as called:
@@ -277,15 +276,16 @@ def _imitate(
     import torch
 
     from dmiddleware.classic import create_policy
-    from dmiddleware.worker import compile_config, gail_run, sqil_run
+    from dmiddleware.worker import compile_config, dqfd_run, gail_run, sqil_run
 
     path = str(Path("expert.pth.tar").resolve())
     policy = create_policy(compile_config(*expert, save=False).policy)
     torch.save(policy.collect_mode.state_dict(), path)
     expert[0]["policy"].pop("load_path", None)
-    if mode == "serial_sqil":
+    if mode != "serial_gail":
         main["policy"]["collect"]["model_path"] = path
-        sqil_run(main, create, expert, 0, _N_UPDATES, show_progress=False)
+        run = sqil_run if mode == "serial_sqil" else dqfd_run
+        run(main, create, expert, 0, _N_UPDATES, show_progress=False)
         return
     main["reward_model"] |= {"expert_model_path": path, "collect_count": _N_OFFLINE_ROWS}
     main["reward_model"].pop("data_path", None)
@@ -331,6 +331,7 @@ def _shrunk(
         (policy, "batch_size", _N_ROWS // 2),
         (learn, "update_per_collect", _N_UPDATES),
         (learn, "epoch_per_collect", _N_UPDATES),
+        (learn, "expert_replay_buffer_size", n_steps),
         (replay, "replay_buffer_start_size", n_steps),
         (replay, "replay_buffer_size", _REPLAY_SIZE),
     ):

@@ -306,6 +306,7 @@ def test_a_whole_config_trains_in_an_env_class_of_the_program() -> None:
 
 def test_an_expert_is_imitated_in_an_env_class_of_the_program(tmp_path: Path) -> None:
     from ding.entry import serial_pipeline, serial_pipeline_gail, serial_pipeline_sqil
+    from ding.entry.serial_entry_dqfd import serial_pipeline_dqfd
     from ding.envs import DingEnvWrapper
 
     class OwnEnv(DingEnvWrapper):
@@ -320,6 +321,8 @@ def test_an_expert_is_imitated_in_an_env_class_of_the_program(tmp_path: Path) ->
     main = copy.deepcopy(MAIN)
     main["policy"]["collect"]["model_path"] = path
     policy = serial_pipeline_sqil((main, CREATE), (MAIN, CREATE), 0, setting, max_train_iter=2)
+    assert policy.learn_mode.state_dict()["train_iter"] >= 2
+    policy = serial_pipeline_dqfd((main, CREATE), (MAIN, CREATE), 0, setting, max_train_iter=2)
     assert policy.learn_mode.state_dict()["train_iter"] >= 2
     main["reward_model"] = {"input_size": 5, "expert_model_path": path, "collect_count": 8}
     create = {**CREATE, "env": {"type": "CartPole-v1"}}

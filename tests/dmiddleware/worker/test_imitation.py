@@ -11,7 +11,7 @@ from dmiddleware.classic.pickled import load_pickle
 from dmiddleware.data import save_checkpoint
 from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.policy import DQNPolicy
-from dmiddleware.worker import BaseLearner, compile_config, gail_run, sqil_run
+from dmiddleware.worker import BaseLearner, compile_config, dqfd_run, gail_run, sqil_run
 
 CREATE = {"env": {"type": "CartPole-v1"}, "policy": {"type": "sql"}}
 EXPERT_CREATE = {"env": {"type": "CartPole-v1"}, "policy": {"type": "dqn"}}
@@ -133,6 +133,52 @@ def test_a_checkpoint_of_another_network_is_refused(expert):
     main = config(model={"obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [9]})
     with pytest.raises(CheckpointMismatch):
         sqil_run(config(), CREATE, (main, EXPERT_CREATE))
+
+
+def dqfd_config(**learn):
+    main = config(nstep=3)
+    main["policy"]["learn"] |= {"expert_replay_buffer_size": 20, "per_train_iter_k": 2, **learn}
+    main["policy"]["collect"]["pho"] = 0.25
+    return main
+
+
+DQFD = {"env": {"type": "CartPole-v1"}, "policy": {"type": "dqfd"}}
+
+
+def test_dqfd_learns_from_an_expert_alone_and_then_from_a_share_of_its_rows(expert, learned):
+    dqfd_run(dqfd_config(), DQFD, expert, 0, 5, show_progress=False)
+    n_shown = [sum(bool(row["is_expert"]) for row in batch) for batch in learned]
+    assert n_shown == [8, 8, 2, 2, 2] and all(len(batch) == 8 for batch in learned)
+    rows = [row for batch in learned for row in batch]
+    assert {float(row["step_reward"]) for row in rows} == {1.0}, "as the env rewards them"
+    assert 1 + GAMMA + GAMMA**2 in {round(float(row["reward"]), 4) for row in rows}
+    shown = {tuple(row["obs"].tolist()) for row in rows if row["is_expert"]}
+    assert len(shown) <= 20, "what the expert has shown at the beginning"
+
+
+def test_dqfd_sets_the_priorities_of_what_the_expert_has_shown(expert, monkeypatch):
+    updates, update = [], AdvancedReplayBuffer.update
+
+    def record(buffer, info):
+        updates.append((repr(buffer).partition("(")[2], len(info["priority"])))
+        update(buffer, info)
+
+    monkeypatch.setattr(AdvancedReplayBuffer, "update", record)
+    main = dqfd_config()
+    main["policy"]["priority"] = True
+    dqfd_run(main, DQFD, expert, 0, 3, show_progress=False)
+    sizes = [(name.partition(",")[0], size) for name, size in updates]
+    assert sizes == [
+        *[("'expert_buffer'", 8)] * 2, ("'buffer'", 6), ("'expert_buffer'", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("per_train_iter_k", -1), ("expert_replay_buffer_size", 0)]
+)
+def test_settings_of_dqfd_out_of_their_range_are_refused(expert, name, value):
+    with pytest.raises(ConfigError, match=f"{name} must be an integer"):
+        dqfd_run(dqfd_config(**{name: value}), DQFD, expert)
 
 
 def gail_config(**options):
