@@ -173,6 +173,7 @@ def split_classic(
     """
     cfg = _copied(given)
     _convert(cfg, entries)
+    _make_noisy(cfg, entries)
     _refuse_values(cfg, entries, owner)
     _apply_switches(cfg, entries)
     _warm_up(cfg, entries)
@@ -272,6 +273,15 @@ def _apply_switches(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
         _pop(cfg, "learn.clip_value")
     if isinstance(_find(cfg, "learn.ce_label_smooth"), bool):
         _set(cfg, "learn.ce_label_smooth", 0.1 if _pop(cfg, "learn.ce_label_smooth") else 0.0)
+
+
+def _make_noisy(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
+    """Give a Q-network noisy layers if both the policy and the model ask for them, as there."""
+    is_asked_for = _find(cfg, "noisy_net") is True and _find(cfg, "model.noise") is True
+    if is_asked_for and _find(entries, "learn.double") is not _ABSENT:
+        _pop(cfg, "noisy_net")
+        _pop(cfg, "model.noise")
+        _set(cfg, "model.noisy", True)
 
 
 def _warm_up(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:

@@ -59,7 +59,10 @@ CONVERSIONS: Final = (
 )
 """Settings with other values here, those that need others of the config first."""
 
-_USE_RAINBOW: Final = "use the algorithm rainbow, which has noisy layers"
+_USE_RAINBOW: Final = (
+    "it needs model.noise=True and an algorithm with a Q-network, such as dqn; rainbow has noisy "
+    "layers by itself"
+)
 
 _USE_GAE: Final = "values learn the returns that collect.gae_lambda makes; leave it out"
 

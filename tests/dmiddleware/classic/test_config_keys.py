@@ -380,6 +380,13 @@ def test_the_means_of_actions_are_bounded_where_di_engine_bounds_them(name, give
     assert model(torch.ones(3, 4))["mu"].tolist() == [[1.0, 1.0]] * 3
 
 
+def test_noise_of_policy_and_model_makes_noisy_layers():
+    cfg = config_of("dqn")
+    noisy = {**cfg, "model": {**cfg["model"], "noise": True}, "noisy_net": True}
+    assert create_policy(noisy).policy.explores
+    assert not create_policy(cfg).policy.explores
+
+
 def test_every_stock_policy_accepts_the_keys_of_nearly_all_configs(caplog):
     caplog.set_level(logging.ERROR)
     for name in POLICY_REGISTRY:
