@@ -294,9 +294,19 @@ def _learning_from(
     is_whole: bool,
     is_direct: bool,
 ) -> Learning:
-    """Return what learns from the data that a collector returns."""
+    """Return what learns from the data that a collector returns.
+
+    Raises:
+        ConfigError: if something else than a replay buffer is to learn, for another algorithm.
+    """
     spec, seed = learner.policy.spec, derive_seed(cfg.env.seed, "minibatches")
     is_of_sequences = _is_of_sequences(spec)
+    is_of_rows = not (is_of_sequences or spec.learns_from_trajectories or spec.on_policy)
+    if learning is not None and not is_of_rows:
+        raise ConfigError(
+            f"{spec.kind.__name__} cannot learn from an expert beside its own steps; use an "
+            "off-policy algorithm that learns from single rows, such as dqn, sql, dqfd or sac"
+        )
     if is_of_sequences or spec.learns_from_trajectories:
         rewards.check_unused("an algorithm that learns from sequences")
         return (SequenceReplay if is_of_sequences else LaneReplay)(cfg, learner, seed)

@@ -18,6 +18,7 @@ from dmiddleware.classic import Policy
 from dmiddleware.classic.modes import CollectMode
 from dmiddleware.classic.reward_models import (
     BaseRewardModel,
+    GailRewardModel,
     create_reward_model,
     get_reward_model_cls,
 )
@@ -160,6 +161,11 @@ def learned_rewards(section: Mapping[str, Any], policy: Policy, writer: Any) -> 
     spec = policy.learn_mode.spec
     are_summed = spec.gae_lambda is not None or "ret" in spec.learn_columns
     model = create_reward_model(section, device, writer)
+    if isinstance(model, GailRewardModel) and spec.n_step > 1:
+        raise ConfigError(
+            f"GAIL estimates rewards of single steps, but the policy has nstep={spec.n_step}; set "
+            "nstep to 1"
+        )
     return LearnedRewards(model, clears_every, n_new, are_summed=are_summed)
 
 

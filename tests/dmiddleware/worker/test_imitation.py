@@ -224,6 +224,23 @@ def test_gail_waits_for_as_many_new_rows_as_it_declares(expert, monkeypatch):
     assert sizes == [64, 64, 32, 32], "collected in portions of 16, and forgotten after each"
 
 
+def test_gail_with_sums_of_several_rewards_is_refused(expert):
+    main = gail_config()
+    main["policy"]["nstep"] = 3
+    with pytest.raises(ConfigError, match="set nstep to 1"):
+        gail_run(main, EXPERT_CREATE, expert)
+
+
+@pytest.mark.parametrize("name", ["ppo", "r2d2"])
+def test_an_algorithm_without_a_replay_of_rows_does_not_imitate(expert, name):
+    create = {**CREATE, "policy": {"type": name}}
+    main = config()
+    if name == "ppo":
+        del main["policy"]["learn"]["update_per_collect"]
+    with pytest.raises(ConfigError, match="use an off-policy algorithm"):
+        sqil_run(main, create, expert)
+
+
 def test_gail_without_a_number_of_rows_to_collect_is_refused(expert):
     main = gail_config(collect_count=None)
     with pytest.raises(ConfigError, match="collect_count"):
