@@ -37,6 +37,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
         ),
         _REWARDS,
     ),
+    "collect_demo_data": "record data in a chain, by OfflineDataSaver",
     "serial_bco": "clone recorded actions with -m bc; no model infers them from observations",
     "serial_dream": _NO_WORLD_MODEL,
     "serial_dyna": _NO_WORLD_MODEL,

@@ -50,6 +50,7 @@ _REPLAY_SIZE: Final = 1000
 _N_OFFLINE_ROWS: Final = 120
 _IMITATION: Final = ("serial_sqil", "serial_dqfd", "serial_gail")
 _OFFLINE: Final = ("serial_offline", "serial_bc", "bc", "serial_dt")
+_ENTRIES: Final = ("serial_pipeline", "parallel_pipeline", "collect_demo_data")
 _FOLDERS: Final = ("dizoo", "ding")
 _NAMES: Final = frozenset(("main_config", "create_config"))
 
@@ -156,14 +157,13 @@ def _scratch() -> str | None:
 def _row(path: Path, name: str) -> Row:
     from dmiddleware.errors import DMiddlewareError
 
-    group = "unknown"
+    group = str(Path(name).parent)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from dmiddleware.worker.config_file import read_config_with_system
 
             main, create, system = read_config_with_system(path)
-            group = _group(main, create)
             _run(path, main, create, system)
     except DMiddlewareError as error:
         reason, _, _ = str(error).partition("Traceback (most recent call last)")
@@ -179,11 +179,6 @@ def _row(path: Path, name: str) -> Row:
     return Row(name, group, "runs")
 
 
-def _group(main: Mapping[str, Any], create: Mapping[str, Any]) -> str:
-    policy, env = create.get("policy", {}).get("type"), create.get("env", {}).get("type")
-    return f"{policy} / {env}"
-
-
 def _mode(path: Path) -> str | None:
     """Return the mode of the entry point that the file calls; None: it calls none."""
     calls = [
@@ -191,7 +186,7 @@ def _mode(path: Path) -> str | None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     ]
-    entries = [call for call in calls if call.startswith(("serial_pipeline", "parallel_pipeline"))]
+    entries = [call for call in calls if call.startswith(_ENTRIES)]
     return entries[0].replace("_pipeline", "") if entries else None
 
 
