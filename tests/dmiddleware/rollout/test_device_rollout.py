@@ -463,3 +463,50 @@ def test_failures_between_which_episodes_end_are_not_counted_as_a_row_of_them():
     for _ in range(20):
         made.collect(10 * ENVS)
     assert made.env_manager.failures.restarts > 3
+
+
+@pytest.mark.parametrize("env", [Counter, NextStep, Disabled])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_rows_that_began_on_the_host_are_continued_there(monkeypatch, env, is_old):
+    saved, host = (on_the_host(monkeypatch, collector(env, RecurrentPPOPolicy)) for _ in "ab")
+    for made in (saved, host):
+        made.collect(5 * ENVS)
+    state = saved.state_dict()
+    if is_old:
+        del state["on_device"]
+    restored = collector(env, RecurrentPPOPolicy)
+    assert restored.load_state_dict(state)
+    ours, theirs = (columns(made.collect(9 * ENVS)) for made in (restored, host))
+    assert torch.equal(ours["obs"], theirs["obs"])
+    assert sorted(restored.episode_returns) == sorted(host.episode_returns)
+
+
+def test_episodes_collected_one_by_one_are_continued_after_a_restart():
+    saved = collector(Counter)
+    saved.collect_episodes(3)
+    restored = collector(Counter)
+    assert restored.load_state_dict(saved.state_dict())
+    assert [len(rows["done"]) for rows in restored.collect_episodes(ENVS)] == [
+        len(rows["done"]) for rows in saved.collect_episodes(ENVS)
+    ]
+
+
+@pytest.mark.parametrize("policy", [PPOPolicy, RecurrentPPOPolicy])
+def test_rows_that_began_on_a_device_are_dropped_where_there_is_none(monkeypatch, policy):
+    saved = collector(NextStep, policy)
+    saved.collect(5 * ENVS)
+    restored = collector(NextStep, policy)
+    monkeypatch.setattr(DeviceRollout, "of", lambda *_: None)
+    assert not restored.load_state_dict(saved.state_dict())
+    assert restored.dropped_steps == saved.waiting_steps > 0
+    assert (restored.collect(ENVS)["obs"][0] == 0).all()
+    assert restored.episode_lengths == []
+
+
+@pytest.mark.parametrize("changed", [{}, {"policy": True}])
+def test_waiting_rows_are_counted_when_a_reset_drops_them(changed):
+    made = collector(NextStep)
+    made.collect(5 * ENVS)
+    waiting = made.waiting_steps
+    made.reset(**{name: PPOPolicy.for_env(made.env_manager) for name in changed})
+    assert made.dropped_steps == waiting > 0
