@@ -398,6 +398,6 @@ def _usable_device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (AssertionError, RuntimeError) as error:
         raise CheckpointMismatch(
-            f"the rows of this state were on {name}, which cannot be used here: {error}; resume the "
-            "run on a machine that has this device"
+            f"the rows of this state were on {name}, which cannot be used here: {error}; "
+            "resume the run on a machine that has this device"
         ) from error

@@ -52,7 +52,7 @@ class DeviceSumTree:
         value = value.where((value >= 0) & value.isfinite(), torch.nan)
         self._highest = torch.maximum(self._highest, value.where(is_held, 0.0).amax())
         node = slot + self._first
-        mass = (value + self._eps) ** self._alpha
+        mass = ((value + self._eps) ** self._alpha).where(value.isfinite(), torch.nan)
         self._nodes[node] = torch.where(is_held, mass, self._nodes[node])
         for _ in range(self._depth):
             node = node >> 1
