@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from dmiddleware.env import BaseEnvManager, VectorEnvManager
+from dmiddleware.env.batching import describe_unusable, make_value_check
+from dmiddleware.env.batching import index_rows as index_env
 from dmiddleware.env.device_step import DeviceStep
 from dmiddleware.env.timestep import IdArray
 from dmiddleware.errors import ConfigError, EnvProtocolError
@@ -394,9 +396,18 @@ class DeviceRollout:
         return sums[:, 0], sums[:, 1].long()
 
     def _check_made(self) -> None:
-        """Look for a value that is not finite in the rows so far, on which a policy cannot act."""
+        """Look for a value on which a policy cannot act: in the rows so far, and what follows."""
         if self._rows.valid:
             self._read(self._take(len(self._rows.valid)), 0, 0)
+        obs, space = self._manager.ready_obs, self._manager.observation_space
+        if make_value_check(space)(obs):
+            return
+        for env_id in range(self._env_num):
+            if unusable := describe_unusable(space, index_env(obs, env_id)):
+                raise EnvProtocolError(
+                    f"env {env_id} returned an observation with the value {unusable}; networks "
+                    "cannot use it. Correct the env, or wrap the vector env"
+                )
 
     def _check_finite(self, rows: dict[str, Any], length: torch.Tensor) -> None:
         """Name the first value that is not finite; large ones only have sums that are not."""

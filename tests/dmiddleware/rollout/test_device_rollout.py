@@ -510,3 +510,29 @@ def test_waiting_rows_are_counted_when_a_reset_drops_them(changed):
     waiting = made.waiting_steps
     made.reset(**{name: PPOPolicy.for_env(made.env_manager) for name in changed})
     assert made.dropped_steps == waiting > 0
+
+
+class Choices(Counter):
+    single_observation_space = spaces.MultiDiscrete([50, 50])
+
+    def seen(self, state):
+        return state.long().expand(-1, 2)
+
+
+def test_observations_may_be_choices(monkeypatch):
+    assert_same_rows(pair(monkeypatch, Choices))
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.MultiDiscrete([4, 4]), spaces.Tuple([spaces.Discrete(4)])]
+)
+def test_a_choice_that_is_not_in_its_space_is_named_with_its_env(space):
+    class Env(Choices):
+        single_observation_space = space
+
+        def seen(self, state):
+            seen = super().seen(state)
+            return (seen[:, 0],) if isinstance(space, spaces.Tuple) else seen
+
+    with pytest.raises(EnvProtocolError, match=r"env 2 .*4.*not in"):
+        collector(Env).collect(11 * ENVS)
