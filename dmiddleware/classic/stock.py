@@ -66,7 +66,6 @@ _ABSENT: Final[Mapping[str, str]] = {
     "ngu": "use r2d2, and explore by middleware.RewardLearner with RND",
     "pc_bfs": "use bc",
     "pd": "diffusion models are not here; use decision_transformer",
-    "ppg_offpolicy": "use ppo",
     "ppo_stdim": "no contrastive loss of observations is here; use ppo",
     "prompt_awr": "language models are not here",
     "prompt_pg": "language models are not here",

@@ -279,7 +279,7 @@ def check_learns_from_rows(policy: Any) -> None:
         ConfigError: saying what to use instead.
     """
     spec = policy.learn_mode.spec
-    if spec.minibatch_unit != "rows" and not spec.learns_from_trajectories:
+    if spec.minibatch_unit == "lanes" and not spec.learns_from_trajectories:
         raise ConfigError(
             f"{type(policy).__name__} learns from sequences, but serial_run collects single "
             "transitions; train it in a chain, as its page in the documentation shows"

@@ -30,9 +30,11 @@ from dmiddleware.policy import (
     IQNPolicy,
     MAPPOPolicy,
     MDQNPolicy,
+    OffPolicyPPGPolicy,
     OffPolicyPPOPolicy,
     PDQNPolicy,
     PGPolicy,
+    PPGPolicy,
     PPOPolicy,
     QMIXPolicy,
     QRDQNPolicy,
@@ -78,9 +80,16 @@ CONTINUOUS: list[Any] = [
     EDACPolicy,
     IQLPolicy,
 ]
-ON_POLICY: list[Any] = [PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy]
+ON_POLICY: list[Any] = [
+    PPOPolicy,
+    PPGPolicy,
+    PGPolicy,
+    A2CPolicy,
+    IMPALAPolicy,
+    RecurrentPPOPolicy,
+]
 CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
-BUFFERED_PPO: list[Any] = [OffPolicyPPOPolicy]
+BUFFERED_PPO: list[Any] = [OffPolicyPPOPolicy, OffPolicyPPGPolicy]
 HYBRID: list[Any] = [PDQNPolicy]
 TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, IPPOPolicy, MAPPOPolicy]
 EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *BUFFERED_PPO, *HYBRID, *CLONING, *TEAMS]
