@@ -82,6 +82,10 @@ _EVALUATOR: Final = "the evaluator's options count"
 _NOT_IN_DT: Final = "a decision transformer has no such thing"
 
 UNUSED_BY: Final[Mapping[str, Mapping[str, str]]] = {
+    "OffPolicyPPGPolicy": {
+        "learn.beta_weight": "learn.aux_bc_weight counts",
+        "learn.epochs_aux": "learn.aux_train_epoch counts",
+    },
     "DecisionTransformerPolicy": {
         "context_len": _MODEL_SAYS,
         "dataset": _DATA_SAY,

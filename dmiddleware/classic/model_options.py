@@ -14,6 +14,7 @@ from dmiddleware.model import (
     Actor,
     ActorCritic,
     AgentActorCritic,
+    PhasicActorCritic,
     QNetwork,
     TeamNetwork,
 )
@@ -45,6 +46,7 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     "bound_type": (None,),
     "critic_head_type": ("categorical",),
     "mixer": (True,),
+    "impala_cnn_encoder": (False,),
     "res_link": (False,),
     "multi_pass": (False,),
     "norm_type": (None,),
@@ -58,6 +60,7 @@ _INSTEAD: Final = {
     "fixed_sigma_value": "set log_std_init",
     "norm_type": "set norm='layer'",
     "dropout": "give a network of your own",
+    "impala_cnn_encoder": "no network here has residual blocks; give one of your own",
     "res_link": "give a network of your own",
     "multi_pass": "every choice sees the numbers of all choices; leave it and action_mask out",
     "agent_obs_shape": "this network is for one agent: set obs_shape, or use mappo or qmix",
@@ -100,6 +103,8 @@ def in_own_names(model: Mapping[str, Any], default_type: str) -> dict[str, Any]:
         model = _of_several_agents(model, build)
     elif issubclass(build, Actor) and not issubclass(build, ActorCritic):
         model = _of_cloning(model)
+    elif issubclass(build, PhasicActorCritic):
+        model = _of_phases(model)
     own = _renamed(model, parameters_of(build))
     if issubclass(build, QNetwork) and "encoder_hidden_size_list" in model and _HEAD not in own:
         # The head of DI-engine is as wide as its encoder if no width is given.
@@ -141,6 +146,21 @@ def _of_cloning(model: Mapping[str, Any]) -> dict[str, Any]:
         width = own.pop("actor_head_hidden_size", 64)
         own.setdefault("encoder_hidden_sizes", [width])
         own.setdefault("head_hidden_sizes", [width] * own.pop("actor_head_layer_num", 1))
+    return own
+
+
+def _of_phases(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's config without the choice of what PPG's auxiliary value reads.
+
+    Raises:
+        ConfigError: if it does not read the actor's features, for which it is there.
+    """
+    own = dict(model)
+    if not own.pop("share_encoder", True):
+        raise ConfigError(
+            "model.share_encoder=False of DI-engine has no counterpart in PPG: the auxiliary value "
+            "reads the actor's features; leave it out, or use ppo"
+        )
     return own
 
 
@@ -228,7 +248,9 @@ def _take_heads(own: dict[str, Any], parameters: Collection[str]) -> None:
             own[new] = list(own.pop(width))
         else:
             own[new] = [own.pop(width)] * (own.pop(n_layers, 1) + n_more)
-    if "share_encoder" not in parameters or "head_hidden_sizes" not in parameters:
+    if not {"share_encoder", "value_head_hidden_sizes"} & set(parameters):
+        return
+    if "head_hidden_sizes" not in parameters:
         return
     if "value_head_hidden_sizes" not in parameters:
         head = _common_head(own, "head_hidden_sizes")

@@ -37,7 +37,7 @@ _MODELS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
                                            "agent_num", *_HEADS)),
     "PDQN": ("hybrid_q", _Q),
     "PG": ("actor", ("obs_shape", "action_shape", "action_space")),
-    "PPG": ("ppg", ("obs_shape", "action_shape", "action_space")),
+    "PPG": ("phasic_actor_critic", ("obs_shape", "action_shape", "action_space", "share_encoder")),
     "QACDIST": ("categorical_actor_q", ("obs_shape", "action_shape", "action_space")),
     "QMix": ("qmix_network", ("agent_num", "obs_shape", "global_obs_shape", "action_shape")),
     "QRDQN": ("quantile_q_network", _Q),

@@ -35,6 +35,7 @@ _POLICIES: Final[Mapping[str, str]] = {
     "MDQNPolicy": "mdqn",
     "PDQNPolicy": "pdqn",
     "PGPolicy": "pg",
+    "PPGOffPolicy": "ppg_offpolicy",
     "PPGPolicy": "ppg",
     "PPOOffPolicy": "ppo_offpolicy",
     "PPOPolicy": "ppo",

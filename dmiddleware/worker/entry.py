@@ -356,7 +356,8 @@ class _DirectLearning:
 
     An on-policy algorithm written for batches takes one minibatch at a time,
     ``learn.epoch_per_collect`` times over, and an off-policy one all samples,
-    ``learn.update_per_collect`` times; a policy that acts per env takes all in one forward.
+    ``learn.update_per_collect`` times. A policy that acts per env, or makes its own minibatches,
+    takes all in one forward.
     """
 
     def __init__(
@@ -367,7 +368,7 @@ class _DirectLearning:
         self._batch_size: Any = spec_attribute(learner.policy.spec, "batch_size")
         self._n_epochs = int(cfg.policy.learn.get("epoch_per_collect", 1))
         self._n_whole = 0  # updates from all samples; 0: from minibatches
-        if is_whole:
+        if is_whole or learner.policy.spec.minibatch_unit == "batch":
             self._n_whole = 1
         elif not learner.policy.spec.on_policy:
             self._n_whole = int(cfg.policy.learn.get("update_per_collect", 1))
@@ -414,6 +415,7 @@ def _with_types(main: Mapping[str, Any], create: Mapping[str, Any]) -> dict[str,
         if not isinstance(part, Mapping):
             raise ConfigError(f"create.{name} must be a dictionary with type, got {part!r:.100}")
         _section(cfg, places[name]).update(_copied(part))
+    _take_two_buffers(_section(cfg, _PARTS["replay_buffer"][0]))
     for path, default in _PARTS.values():
         _section(cfg, path).setdefault("type", default)
     for path in places.values():
@@ -425,6 +427,24 @@ def _with_types(main: Mapping[str, Any], create: Mapping[str, Any]) -> dict[str,
     if is_stock or with_command in POLICY_REGISTRY:
         cfg["policy"]["type"] = with_command
     return cfg
+
+
+def _take_two_buffers(section: dict[str, Any]) -> None:
+    """Make DI-engine's sections of two buffers, ``policy`` and ``value``, those of one buffer.
+
+    Raises:
+        ConfigError: if one of them has a type that cannot be one of two.
+    """
+    if not section.pop("multi_buffer", False):
+        return
+    policy, value = (dict(section.pop(name, {})) for name in ("policy", "value"))
+    for part in (policy, value):
+        if part.pop("type", "advanced") != "advanced":
+            raise ConfigError(
+                "replay_buffer with multi_buffer=True has two buffers of type 'advanced'; leave "
+                "the type of policy and value out, or use one buffer"
+            )
+    section.update({**policy, "type": "policy_and_value", "value": value})
 
 
 def _share_priorities(cfg: dict[str, Any]) -> None:

@@ -267,6 +267,13 @@ def test_importance_weights_can_be_ignored(weighted, transitions):
             {"encoder_hidden_sizes": [8, 6], "head_hidden_sizes": [6], "activation": "relu"},
         ),
         (
+            "ppg",
+            {"encoder_hidden_size_list": [8, 6], "share_encoder": True,
+             "actor_head_hidden_size": 6, "critic_head_hidden_size": 5},
+            {"encoder_hidden_sizes": [8, 6], "head_hidden_sizes": [6],
+             "value_head_hidden_sizes": [5]},
+        ),
+        (
             "bcq",
             {"actor_head_hidden_size": [8, 6], "critic_head_hidden_size": [8],
              "vae_hidden_dims": [8, 8], "activation": torch.nn.ReLU()},
@@ -342,6 +349,8 @@ def test_an_encoder_that_no_network_has_is_refused(sizes, word):
     [
         ("dqn", {"bound_type": "tanh"}, "does not bound the means"),
         ("ppo", {"bound_type": "sigmoid"}, "does not bound the means"),
+        ("ppg", {"share_encoder": False}, "reads the actor's features"),
+        ("ppg", {"impala_cnn_encoder": True}, "residual blocks"),
         ("c51", {"n_atomz": 3}, "n_atoms"),
         ("dqn", {"encoder_hidden_size": [8]}, "encoder_hidden_sizes"),
         ("dqn", {"dropout": 0.1}, "network of your own"),
