@@ -20,7 +20,7 @@ _GROUPS: Final = (
     ("actor_critic.actor_head.log_sigma_param", "actor.log_std"),
     ("actor_critic.encoder.", "actor.encoder."),
     ("actor_critic.actor_head.", "actor.policy_head."),
-    ("actor_critic.critic_head.", "actor.value_head."),
+    ("actor_critic.critic_head.", "auxiliary."),
     ("aux_critic.", "critic."),
     ("actor_head.log_sigma_param", "log_std"),
     ("actor_encoder.", "encoder."),

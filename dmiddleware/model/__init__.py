@@ -1,7 +1,7 @@
 """Networks: encoders for vectors, images and nested observations, and the heads on top."""
 
 from dmiddleware.model.action_mask import action_mask_of, masked_logit
-from dmiddleware.model.actor_critic import Actor, ActorCritic, PhasicActorCritic
+from dmiddleware.model.actor_critic import Actor, ActorCritic, FeatureActor, PhasicActorCritic
 from dmiddleware.model.actor_q import (
     ActorQ,
     CategoricalActorQ,
@@ -75,6 +75,7 @@ __all__ = [
     "FractionQuantileQNetwork",
     "Actor",
     "ActorCritic",
+    "FeatureActor",
     "PhasicActorCritic",
     "ActorQ",
     "CategoricalActorQ",

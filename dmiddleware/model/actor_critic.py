@@ -22,7 +22,7 @@ from dmiddleware.model.spaces import (
 from dmiddleware.torch_private import call
 from dmiddleware.tree import Nested
 
-__all__ = ["Actor", "ActorCritic", "PhasicActorCritic"]
+__all__ = ["Actor", "ActorCritic", "FeatureActor", "PhasicActorCritic"]
 
 # Huang et al., "The 37 Implementation Details of PPO" (2022), detail 2.
 _POLICY_GAIN = 0.01
@@ -115,6 +115,15 @@ class Actor(Network):
             orthogonal_init(last, gain)
         return head
 
+    def new_value_head(self, hidden_sizes: Sequence[int] | None = None) -> nn.Module:
+        """Return a head for values of features, initialized as one.
+
+        Args:
+            hidden_sizes: width of each layer before the value; None: those of the actor's head.
+        """
+        sizes = self._head_hidden_sizes if hidden_sizes is None else tuple(hidden_sizes)
+        return self._make_head(1, _VALUE_GAIN, sizes)
+
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution's ``logit``, ``mu`` and ``sigma``, as far as it has them.
 
@@ -167,17 +176,8 @@ class ActorCritic(Actor):
     ) -> None:
         super().__init__(obs_shape, action_shape, **options)
         shared = self._has_image if share_encoder is None else share_encoder
-        sizes = value_head_hidden_sizes
-        self._value_sizes = self._head_hidden_sizes if sizes is None else tuple(sizes)
         self.critic_encoder = None if shared else make_encoder(obs_shape, **self._encoder_options)
-        self.value_head = self._make_value_head()
-
-    def _make_value_head(self) -> nn.Module:
-        return self._make_head(1, _VALUE_GAIN, self._value_sizes)
-
-    def new_critic(self) -> tuple[nn.Module, nn.Module]:
-        """Return the encoder and the head of another critic, with the same options."""
-        return make_encoder(self.obs_shape, **self._encoder_options), self._make_value_head()
+        self.value_head = self.new_value_head(value_head_hidden_sizes)
 
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution and the value.
@@ -206,6 +206,23 @@ class ActorCritic(Actor):
         return value
 
 
+class FeatureActor(Actor):
+    """An :class:`Actor` that also returns its features, ``[…, F]``."""
+
+    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
+        """Return what :class:`Actor` returns, and ``features``."""
+        features = call(self.encoder, obs)
+        return {**self._distribution(features), "features": features}
+
+    def compute_actor(self, obs: Nested) -> dict[str, torch.Tensor]:
+        """Return the distribution alone."""
+        return super().forward(obs)
+
+    def new_encoder(self) -> nn.Module:
+        """Return another encoder with the same options."""
+        return make_encoder(self.obs_shape, **self._encoder_options)
+
+
 @MODEL_REGISTRY.register("phasic_actor_critic")
 class PhasicActorCritic(Network):
     """An actor and a critic that share nothing, and an auxiliary value of the actor's features.
@@ -227,8 +244,9 @@ class PhasicActorCritic(Network):
         tanh_mean: as in :class:`Actor`.
 
     Attributes:
-        actor: an :class:`ActorCritic` with one encoder, whose value is the auxiliary one.
-        critic: the critic, with an encoder of its own.
+        actor: a :class:`FeatureActor`.
+        auxiliary: features to the auxiliary value ``[…, 1]``.
+        critic: observations to the value ``[…, 1]``, with an encoder of its own.
     """
 
     def __init__(
@@ -248,22 +266,23 @@ class PhasicActorCritic(Network):
         tanh_mean: bool = False,
     ) -> None:
         super().__init__(obs_shape, action_shape, action_space=action_space)
-        self.actor = ActorCritic(
+        self.actor = FeatureActor(
             obs_shape,
             action_shape,
             action_space=action_space,
-            share_encoder=True,
             encoder_hidden_sizes=encoder_hidden_sizes,
             conv_layers=conv_layers,
             head_hidden_sizes=head_hidden_sizes,
-            value_head_hidden_sizes=value_head_hidden_sizes,
             activation=activation,
             norm=norm,
             init=init,
             log_std_init=log_std_init,
             tanh_mean=tanh_mean,
         )
-        self.critic = nn.Sequential(*self.actor.new_critic())
+        self.auxiliary = self.actor.new_value_head(value_head_hidden_sizes)
+        self.critic = nn.Sequential(
+            self.actor.new_encoder(), self.actor.new_value_head(value_head_hidden_sizes)
+        )
 
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution, and the critic's ``value`` ``[…]``.

@@ -17,7 +17,7 @@ from dmiddleware.data.minibatches import (
 from dmiddleware.distributed import gather_from_ranks
 from dmiddleware.policy.advantage import AdvantagePolicy, AdvantageSettings
 from dmiddleware.policy.component import Component, adam
-from dmiddleware.policy.network_outputs import value_output, values_of_rows
+from dmiddleware.policy.network_outputs import named_outputs, values_of_rows
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ppo_policy_loss, ppo_value_loss
 from dmiddleware.schedule import LearningRate, Schedule, Scheduled
@@ -119,6 +119,7 @@ class PPGPolicy(AdvantagePolicy):
 
     cfg: PPGSettings
     actor: Component[nn.Module]
+    auxiliary: Component[nn.Module]
     critic: Component[nn.Module]
     phase_rows: Component[PhaseRows]
     reports: ClassVar[tuple[str, ...]] = (
@@ -140,19 +141,25 @@ class PPGPolicy(AdvantagePolicy):
         cfg = self.cfg
         optimizer = adam(cfg.learning_rate, eps=cfg.adam_eps)
         clip = cfg.grad_clip_norm
-        actor, critic = self.submodule("actor"), self.submodule("critic")
+        names = ("actor", "critic", "auxiliary")
+        actor, critic, auxiliary = map(self.submodule, names)
         return {
             **super().make_components(),
             "actor": Component(actor, optimizer, grad_clip_norm=clip, acts=True),
+            "auxiliary": Component(auxiliary, optimizer, grad_clip_norm=clip),
             "critic": Component(critic, optimizer, grad_clip_norm=clip, acts=True),
             "phase_rows": Component(PhaseRows()),
         }
 
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
-        """Refuse a network without a value, or an actor without an auxiliary one."""
+        """Refuse a network without a value, or without an auxiliary one."""
         super().check_outputs(obs, **inputs)
-        value_output(self.actor.module(obs), self.rows_of(obs))
-        values_of_rows(self.critic.module(obs), self.rows_of(obs), what="of the critic")
+        features = named_outputs(self.actor.module(obs), "features")["features"]
+        for name, value in (
+            ("auxiliary", self.auxiliary.module(features)),
+            ("critic", self.critic.module(obs)),
+        ):
+            values_of_rows(value, self.rows_of(obs), what=f"of {name}")
 
     def learn(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         """Make a policy phase and, if its turn has come, an auxiliary phase."""
@@ -223,19 +230,24 @@ class PPGPolicy(AdvantagePolicy):
 
     def _update_features(self, batch: Columns) -> dict[str, torch.Tensor]:
         """Descend L^joint = L^aux + β_clone KL[π_old, π]."""
-        ret = self.as_output(batch["ret"])
         output: dict[str, torch.Tensor] = self.actor.module(batch["obs"])
-        aux_loss = ppo_value_loss(value_output(output, ret.shape), ret)
+        aux_loss = self._auxiliary_loss(output["features"], batch)
         old_output: Any = batch["old_policy"]
         old = self.learned_distribution(old_output, batch)
         clone_kl = old.kl_divergence(self.learned_distribution(output, batch)).mean()
         loss = aux_loss + self.cfg.aux_bc_weight * clone_kl
         self.actor.step(loss)
+        self.auxiliary.step(self._auxiliary_loss(output["features"].detach(), batch))
         return {
             "total_loss": loss.detach(),
             "aux_loss": aux_loss.detach(),
             "clone_kl": clone_kl.detach(),
         }
+
+    def _auxiliary_loss(self, features: torch.Tensor, batch: Columns) -> torch.Tensor:
+        """Return L^aux, half the mean squared error of the auxiliary values."""
+        ret = self.as_output(batch["ret"])
+        return ppo_value_loss(values_of_rows(self.auxiliary.module(features), ret.shape), ret)
 
     def _phase(self, phase: str, rows: Batch, n_epochs: int) -> dict[str, Any]:
         """Make the steps of some epochs over rows ``[N, …]``; return the means of their outputs."""

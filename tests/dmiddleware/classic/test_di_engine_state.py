@@ -189,7 +189,8 @@ def test_ppg_loads_a_checkpoint_of_di_engine(tmp_path, ppo_batch):
     logit, auxiliary, value = theirs(obs)
     torch.testing.assert_close(output["logit"], logit)
     torch.testing.assert_close(output["value"], value)
-    torch.testing.assert_close(policy.policy.model.actor(obs)["value"], auxiliary)
+    features = policy.policy.model.actor(obs)["features"]
+    torch.testing.assert_close(policy.policy.model.auxiliary(features).squeeze(-1), auxiliary)
     policy.learn_mode.forward(ppo_batch(policy))
 
 

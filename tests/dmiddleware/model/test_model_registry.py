@@ -75,7 +75,7 @@ def test_import_names_import_custom_networks(tmp_path, monkeypatch):
 def test_the_public_names_are_these():
     assert set(model.__all__) == {
         "action_mask_of", "masked_logit", "QNetwork", "Actor", "ActorCritic", "ActorQ",
-        "PhasicActorCritic", "CategoricalActorQ", "Network",
+        "FeatureActor", "PhasicActorCritic", "CategoricalActorQ", "Network",
         "CategoricalQNetwork", "QuantileQNetwork", "GaussianActor", "QEnsemble", "EnsembleLinear",
         "BCQNetwork", "ActionVAE", "Perturbation", "HybridQNetwork", "ParameterActor",
         "DecisionTransformer", "ActorQV", "BoundedGaussianActor", "StateValue",

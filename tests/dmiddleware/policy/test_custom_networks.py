@@ -104,10 +104,10 @@ class Of(nn.Module):
 
 
 class Phasic(Of):
-    """An actor with an auxiliary value, and a critic."""
+    """An actor with features, an auxiliary value of these, and a critic."""
 
     def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {**self.actor(obs), "value": self.critic(obs)}
+        return {"logit": self.actor(obs)["logit"], "value": self.critic(obs)}
 
 
 class WithSupport(Of):
@@ -133,7 +133,9 @@ NETWORKS: dict[Any, Callable[[], nn.Module]] = {
     IQLPolicy: lambda: Of(actor=gaussian(), critic=Critics(2), value=Value()),
     DiscreteSACPolicy: lambda: Of(actor=Outputs(logit=N_CHOICES), critic=ChoiceCritics()),
     PPOPolicy: lambda: Outputs(logit=N_CHOICES, value=None),
-    PPGPolicy: lambda: Phasic(actor=Outputs(logit=N_CHOICES, value=None), critic=Value()),
+    PPGPolicy: lambda: Phasic(
+        actor=Outputs(logit=N_CHOICES, features=N_OBS), auxiliary=Value(), critic=Value()
+    ),
     A2CPolicy: lambda: Outputs(logit=N_CHOICES, value=None),
     IMPALAPolicy: lambda: Outputs(logit=N_CHOICES, value=None),
     BCPolicy: lambda: Outputs(logit=N_CHOICES),

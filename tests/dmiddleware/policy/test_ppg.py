@@ -64,6 +64,7 @@ class Reference:
         self.cfg, self.is_box = policy.cfg, "action_space" in policy.cfg.model
         adam = {"lr": policy.cfg.learning_rate, "eps": 1e-5}
         self.actor = torch.optim.Adam(self.network.actor.parameters(), **adam)
+        self.auxiliary = torch.optim.Adam(self.network.auxiliary.parameters(), **adam)
         self.critic = torch.optim.Adam(self.network.critic.parameters(), **adam)
         self.rows: list[Any] = []
 
@@ -74,14 +75,15 @@ class Reference:
             return torch.distributions.Independent(normal, 1)
         return torch.distributions.Categorical(logits=output["logit"])
 
-    def step(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-        optimizer.zero_grad()
+    def step(self, loss: torch.Tensor, *optimizers: torch.optim.Optimizer) -> None:
+        self.network.zero_grad()
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
 
     def learn_values(self, obs: torch.Tensor, ret: torch.Tensor) -> None:
         value = self.network.critic(obs).squeeze(-1)
-        self.step(self.critic, 0.5 * (value - ret).square().mean())
+        self.step(0.5 * (value - ret).square().mean(), self.critic)
 
     def update(self, batch: Any) -> None:
         adv = (batch["adv"] - batch["adv"].mean()) / (batch["adv"].std() + 1e-8)
@@ -90,7 +92,7 @@ class Reference:
             log_prob = distribution.log_prob(batch["raw_action" if self.is_box else "action"])
             ratio = (log_prob - batch["log_prob"]).exp()
             objective = torch.minimum(ratio * adv, ratio.clamp(0.8, 1.2) * adv).mean()
-            self.step(self.actor, -objective - 0.01 * distribution.entropy().mean())
+            self.step(-objective - 0.01 * distribution.entropy().mean(), self.actor)
         for _ in range(self.cfg.critic_epoch_per_collect):
             self.learn_values(batch["obs"], batch["ret"])
         self.rows.append(batch)
@@ -103,10 +105,10 @@ class Reference:
             old = self.distribution(obs)
         for _ in range(self.cfg.aux_train_epoch):
             self.learn_values(obs, ret)
-            value = self.network.actor(obs)["value"]
+            value = self.network.auxiliary(self.network.actor.encoder(obs)).squeeze(-1)
             kl = torch.distributions.kl_divergence(old, self.distribution(obs)).mean()
             loss = 0.5 * (value - ret).square().mean() + self.cfg.aux_bc_weight * kl
-            self.step(self.actor, loss)
+            self.step(loss, self.actor, self.auxiliary)
         self.rows = []
 
 
@@ -143,7 +145,7 @@ def test_the_auxiliary_value_learns_in_the_auxiliary_phase_only() -> None:
     for seed in range(2):
         policy.learn_mode.forward(collected(policy, seed))
         states.append(state_of(policy))
-    of_head = {name for name in states[0] if name.startswith("actor.value_head")}
+    of_head = {name for name in states[0] if name.startswith("auxiliary")}
     assert of_head
     assert not of_head & changed(states[0], states[1])
     assert of_head <= changed(states[1], states[2])
@@ -251,16 +253,17 @@ def test_a_network_without_phases_is_refused() -> None:
         PPGPolicy({}, model=ActorCritic(4, 2))
 
 
-def test_an_actor_without_an_auxiliary_value_is_refused(cartpole_spaces: Any) -> None:
+def test_an_actor_without_features_is_refused(cartpole_spaces: Any) -> None:
     class Phasic(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.actor, self.critic = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
+            self.auxiliary = torch.nn.Linear(2, 1)
 
         def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"logit": self.actor(obs), "value": self.critic(obs)}
 
-    with pytest.raises(PolicyOutputError, match="value"):
+    with pytest.raises(PolicyOutputError, match="features"):
         PPGPolicy.for_env(cartpole_spaces, model=Phasic())
 
 

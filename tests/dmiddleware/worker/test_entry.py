@@ -256,7 +256,7 @@ def test_ppg_makes_its_own_minibatches_of_what_was_collected():
     assert state["last_step"] == 32
     steps = {name: slots["state"]["0"]["step"] for name, slots in state["optimizer"].items()}
     # Two collections of 16 samples in minibatches of 8, and six passes over all of them.
-    assert steps == {"actor": 2 * 2 + 6 * 4, "critic": 2 * 2 * 3 + 6 * 4}
+    assert steps == {"actor": 2 * 2 + 6 * 4, "auxiliary": 6 * 4, "critic": 2 * 2 * 3 + 6 * 4}
     assert policy.get_attribute("train_iter") == 2
 
 
