@@ -86,6 +86,10 @@ UNUSED_BY: Final[Mapping[str, Mapping[str, str]]] = {
         "learn.beta_weight": "learn.aux_bc_weight counts",
         "learn.epochs_aux": "learn.aux_train_epoch counts",
     },
+    "OffPolicyPPOPolicy": {
+        "learn.epoch_per_collect": "learn.update_per_collect says how often it learns",
+        "recompute_adv": "a row keeps the advantage that it was stored with",
+    },
     "DecisionTransformerPolicy": {
         "context_len": _MODEL_SAYS,
         "dataset": _DATA_SAY,
