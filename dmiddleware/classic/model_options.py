@@ -63,7 +63,6 @@ _INSTEAD: Final = {
     "fixed_sigma_value": "set log_std_init",
     "norm_type": "set norm='layer'",
     "dropout": "give a network of your own",
-    "impala_cnn_encoder": "no network here has residual blocks; give one of your own",
     "res_link": "give a network of your own",
     "multi_pass": "every choice sees the numbers of all choices; leave it and action_mask out",
     "agent_obs_shape": "this network is for one agent: set obs_shape, or use mappo or qmix",
@@ -83,6 +82,8 @@ _HYBRID: Final[Mapping[str, tuple[str, str]]] = {
 """Names in the shape of a hybrid action, and the names and kinds of its parts."""
 
 _HEAD: Final = "head_hidden_sizes"
+_RESIDUAL: Final = (128, 128, 64)
+"""The channels of IMPALA's network there, if none are given."""
 _CONVOLUTIONS: Final = ((8, 4), (4, 2), (3, 1))
 """Kernel size and stride of the convolutions there."""
 
@@ -228,7 +229,11 @@ def _take_encoder(own: dict[str, Any], parameters: Collection[str]) -> None:
     if "encoder_hidden_size_list" in parameters or "encoder_hidden_sizes" not in parameters:
         return
     sizes = own.pop("encoder_hidden_size_list", None)
-    if sizes is None:
+    is_residual = own.pop("impala_cnn_encoder", False)
+    if is_residual:
+        own["conv_layers"] = list(sizes or _RESIDUAL)
+        own["encoder_hidden_sizes"] = [own.get("actor_head_hidden_size", 64)]
+    if sizes is None or is_residual:
         return
     shape = own.get("obs_shape")
     if not isinstance(shape, list | tuple) or len(shape) != len(_CONVOLUTIONS):

@@ -18,6 +18,7 @@ from dmiddleware.model.encoders import (
     ImageEncoder,
     NestedEncoder,
     OneHotEncoder,
+    ResidualSection,
     VectorEncoder,
     make_encoder,
 )
@@ -110,6 +111,7 @@ __all__ = [
     "VectorEncoder",
     "OneHotEncoder",
     "ImageEncoder",
+    "ResidualSection",
     "ConvLayers",
     "NestedEncoder",
     "make_encoder",

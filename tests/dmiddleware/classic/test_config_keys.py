@@ -339,6 +339,16 @@ def test_images_have_their_convolutions_in_the_same_list():
     assert names["head.0.weight"] == (32, 32)
 
 
+def test_the_network_of_impala_has_its_sections_in_the_same_list():
+    model = {"obs_shape": [3, 64, 64], "action_shape": 15, "impala_cnn_encoder": True}
+    model |= {"encoder_hidden_size_list": [4, 8], "actor_head_hidden_size": 24}
+    policy = create_policy({"type": "ppg", "model": {**model, "critic_head_hidden_size": 24}})
+    encoder = policy._model.actor.encoder
+    assert [section.first.out_channels for section in encoder.convolutions[:2]] == [4, 8]
+    assert encoder.out_features == 24
+    assert policy.eval_mode.forward(torch.zeros(2, 3, 64, 64))["action"].shape == (2,)
+
+
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
 def test_three_sizes_for_an_image_are_convolutions_and_a_linear_layer(name):
     model = {"obs_shape": [4, 84, 84], "action_shape": 3, "encoder_hidden_size_list": [8, 8, 24]}
@@ -364,7 +374,6 @@ def test_an_encoder_that_no_network_has_is_refused(sizes, word):
         ("dqn", {"bound_type": "tanh"}, "does not bound the means"),
         ("ppo", {"bound_type": "sigmoid"}, "does not bound the means"),
         ("ppg", {"share_encoder": False}, "reads the actor's features"),
-        ("ppg", {"impala_cnn_encoder": True}, "residual blocks"),
         ("c51", {"n_atomz": 3}, "n_atoms"),
         ("dqn", {"encoder_hidden_size": [8]}, "encoder_hidden_sizes"),
         ("dqn", {"dropout": 0.1}, "network of your own"),

@@ -84,6 +84,7 @@ def test_the_public_names_are_these():
         "RecurrentNetwork", "RecurrentActorCritic", "RecurrentQNetwork", "RecurrentCore",
         "CoreKind", "ConvLayers",
         "MLP", "VectorEncoder", "OneHotEncoder", "ImageEncoder", "NestedEncoder", "make_encoder",
+        "ResidualSection",
         "MODEL_REGISTRY", "create_model",
         "ObsShape", "ActionKind",
         "as_obs_shape", "obs_shape_of", "action_shape_of", "action_kind_of",
