@@ -48,6 +48,11 @@ CONVERSIONS: Final = (
     Conversion("learn.betas", "learn.optimizer", lambda value, cfg: "adam"),
     Conversion("learn.betas", "learn.adam_betas"),
     Conversion("learn.lagrange_thresh", "learn.lagrange_gap", _gap, ("learn.with_lagrange",)),
+    Conversion(
+        "learn.wqmix_ow",
+        "learn.weighting",
+        lambda value, cfg: "optimistic" if value else "central",
+    ),
     # A decision transformer has its settings outside of the sections.
     Conversion("rtg_scale", "return_scale"),
     Conversion("rtg_target", "target_return"),

@@ -76,7 +76,6 @@ _ABSENT: Final[Mapping[str, str]] = {
     "sqn": "use discrete_sac",
     "stevesac": "world models are not here; use sac",
     "td3_vae": "no autoencoder of actions is here; use td3",
-    "wqmix": "use qmix",
 }
 """DI-engine's algorithms that are not here, and what to use instead."""
 _FOR_SEVERAL: Final[Mapping[str, str]] = {"ppo": "mappo"}

@@ -42,6 +42,7 @@ _MODELS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "QMix": ("qmix_network", ("agent_num", "obs_shape", "global_obs_shape", "action_shape")),
     "QRDQN": ("quantile_q_network", _Q),
     "RainbowDQN": ("categorical_q_network", _Q),
+    "WQMix": ("wqmix_network", ("agent_num", "obs_shape", "global_obs_shape", "action_shape")),
     "VAC": ("actor_critic", ("obs_shape", "action_shape", "action_space", "share_encoder")),
 }  # fmt: skip
 """DI-engine's networks: the registered names of those here, and its arguments by position."""

@@ -62,9 +62,11 @@ from dmiddleware.model.spaces import (
 from dmiddleware.model.team import (
     AgentActorCritic,
     CentralizedActorCritic,
+    CentralQNetwork,
     QMIXNetwork,
     TeamNetwork,
     VDNNetwork,
+    WQMIXNetwork,
     team_shapes,
 )
 
@@ -102,6 +104,8 @@ __all__ = [
     "TeamNetwork",
     "VDNNetwork",
     "QMIXNetwork",
+    "CentralQNetwork",
+    "WQMIXNetwork",
     "AgentActorCritic",
     "CentralizedActorCritic",
     "team_shapes",

@@ -75,6 +75,7 @@ from dmiddleware.policy.update import (
     priorities_of_rows,
     update_outputs,
 )
+from dmiddleware.policy.wqmix import WQMIXPolicy, WQMIXSettings
 
 __all__ = [
     "Policy",
@@ -187,6 +188,8 @@ __all__ = [
     "VDNSettings",
     "QMIXPolicy",
     "QMIXSettings",
+    "WQMIXPolicy",
+    "WQMIXSettings",
     "IPPOPolicy",
     "MAPPOPolicy",
     "MAPPOSettings",

@@ -134,6 +134,12 @@ _METRICS: Final = (
         "the mean divergence from the policy before the auxiliary phase; only with such a phase",
         "below 0.01; more, raise `aux_bc_weight`",
     ),
+    Metric(
+        "central_loss",
+        "return²",
+        "the loss of weighted QMIX's central network, the mean squared error of its values",
+        "below `total_loss` divided by the mean weight, where the mixture restricts the values",
+    ),
     Metric("clip_ratio", "", "the present clip range, the setting `clip_ratio`", _SETTING),
     Metric(
         "entropy_weight",

@@ -90,6 +90,8 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
         ("sql", {"learn": {"alpha": 0.12}}, "learn.alpha", 0.12),
         ("sql", {"other": {"eps": {"start": 0.95}}}, "other.eps.start", 0.95),
         ("mdqn", {"entropy_tau": 0.01}, "learn.temperature", 0.01),
+        ("wqmix", {"learn": {"wqmix_ow": True}}, "learn.weighting", "optimistic"),
+        ("wqmix", {"learn": {"wqmix_ow": False}}, "learn.weighting", "central"),
         ("mdqn", {"m_alpha": 0.8}, "learn.munchausen_weight", 0.8),
         ("fqf", {"learn": {"learning_rate_quantile": 1e-4}}, "learn.learning_rate", 1e-4),
         ("fqf", {"learn": {"learning_rate_fraction": 1e-8}}, "learn.learning_rate_fraction", 1e-8),

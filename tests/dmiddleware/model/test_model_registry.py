@@ -92,7 +92,7 @@ def test_the_public_names_are_these():
         "Init", "Norm", "activation_of", "orthogonal_init",
         "AgentActorCritic",
         "CentralizedActorCritic",
-        "QMIXNetwork",
+        "QMIXNetwork", "CentralQNetwork", "WQMIXNetwork",
         "TeamNetwork",
         "VDNNetwork",
         "team_shapes",

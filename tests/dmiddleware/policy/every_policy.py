@@ -47,6 +47,7 @@ from dmiddleware.policy import (
     TD3Policy,
     TQCPolicy,
     VDNPolicy,
+    WQMIXPolicy,
 )
 from dmiddleware.rl import discounted_return, with_returns_to_go
 from dmiddleware.rollout import RolloutCollector
@@ -91,7 +92,7 @@ ON_POLICY: list[Any] = [
 CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
 BUFFERED_PPO: list[Any] = [OffPolicyPPOPolicy, OffPolicyPPGPolicy]
 HYBRID: list[Any] = [PDQNPolicy]
-TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, IPPOPolicy, MAPPOPolicy]
+TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, WQMIXPolicy, IPPOPolicy, MAPPOPolicy]
 EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *BUFFERED_PPO, *HYBRID, *CLONING, *TEAMS]
 
 ONE_OF_A_KIND: list[Any] = [DQNPolicy, R2D2Policy, SACPolicy, PPOPolicy, BCPolicy, QMIXPolicy]

@@ -115,6 +115,8 @@ def test_the_public_names_are_these():
         "UpdateOutput",
         "VDNPolicy",
         "VDNSettings",
+        "WQMIXPolicy",
+        "WQMIXSettings",
         "adam",
         "adamw",
         "as_collect_mode",
