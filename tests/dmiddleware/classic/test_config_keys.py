@@ -90,8 +90,6 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
         ("sql", {"learn": {"alpha": 0.12}}, "learn.alpha", 0.12),
         ("sql", {"other": {"eps": {"start": 0.95}}}, "other.eps.start", 0.95),
         ("mdqn", {"entropy_tau": 0.01}, "learn.temperature", 0.01),
-        ("wqmix", {"learn": {"wqmix_ow": True}}, "learn.weighting", "optimistic"),
-        ("wqmix", {"learn": {"wqmix_ow": False}}, "learn.weighting", "central"),
         ("mdqn", {"m_alpha": 0.8}, "learn.munchausen_weight", 0.8),
         ("fqf", {"learn": {"learning_rate_quantile": 1e-4}}, "learn.learning_rate", 1e-4),
         ("fqf", {"learn": {"learning_rate_fraction": 1e-8}}, "learn.learning_rate_fraction", 1e-8),
@@ -385,6 +383,18 @@ def test_an_encoder_that_no_network_has_is_refused(sizes, word):
 def test_arguments_that_no_network_has_name_what_to_write(name, given, word):
     with pytest.raises(ConfigError, match=word):
         create_policy({"type": name, "model": {**VECTOR, **given}})
+
+
+@pytest.mark.parametrize(("switch", "weighting"), [(True, "optimistic"), (False, "central")])
+def test_weighted_qmix_takes_the_switch_and_the_shapes_of_the_classic_names(switch, weighting):
+    model = {"agent_num": 2, "obs_shape": 4, "global_obs_shape": 5, "action_shape": 3}
+    model["hidden_size_list"] = [8, 6]
+    learn = {"wqmix_ow": switch, "alpha": 0.75}
+    policy = create_policy({"type": "wqmix", "model": model, "learn": learn}).policy
+    assert (policy.cfg.weighting, policy.cfg.alpha) == (weighting, 0.75)
+    for network in (policy.q.module, policy.central.module):
+        sizes = [x.out_features for x in network.agent.encoder if isinstance(x, nn.Linear)]
+        assert sizes == [8, 6]
 
 
 def test_qmix_without_its_mixing_network_is_vdn():
