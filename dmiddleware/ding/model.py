@@ -48,7 +48,6 @@ _MODELS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 """DI-engine's networks: the registered names of those here, and its arguments by position."""
 
 _ALIASES: Final[Mapping[str, str]] = {
-    "MAQAC": "DiscreteMAQAC",
     "QAC": "ContinuousQAC",
     "QACEnsemble": "EDAC",
 }
@@ -64,7 +63,10 @@ _FIXED: Final[Mapping[str, Mapping[str, Any]]] = {
     "RainbowDQN": {"dueling": True, "noisy": True},
 }
 
+_NO_TEAM: Final = "SAC is for one agent here; use MAVAC with PPO, or QMix"
+
 REFUSED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("ContinuousMAQAC", "DiscreteMAQAC", "MAQAC"), _NO_TEAM),
     "Mixer": "QMix has it as a part",
 }
 
