@@ -14,7 +14,15 @@ from dmiddleware.ding.utils.data import offline_data_save_type
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import middleware as declared
 from dmiddleware.settings import Count, Fraction, checked
-from dmiddleware.tree import Batch, cat, flatten_lead, index_rows, map_leaves, to_dict
+from dmiddleware.tree import (
+    Batch,
+    cat,
+    flatten_lead,
+    index_rows,
+    map_leaves,
+    to_dict,
+    with_columns,
+)
 from dmiddleware.worker.sequence_learning import sequence_length
 from middleware import (
     DataPusher,
@@ -59,11 +67,12 @@ def _replay(buffer: Any, cfg: EasyDict | None = None) -> Any:
     """Return a deque buffer as the replay buffer of a chain, the same one for each middleware.
 
     Args:
-        buffer: the deque buffer, or a list of buffers, each with its share of a batch.
+        buffer: the deque buffer; a list of buffers, each with its share of a batch; or PPG's two,
+            by the names ``policy`` and ``value``.
         cfg: the config, which says whether the policy learns from sequences.
     """
     if isinstance(buffer, Mapping):
-        raise ConfigError("a dictionary of buffers is that of PPG off-policy, which is not here")
+        return PolicyAndValueReplay([(_replay(buffer[name]), 1.0) for name in ("policy", "value")])
     if isinstance(buffer, list | tuple):
         return MixedReplay([(_replay(part), share) for part, share in buffer])
     if not isinstance(buffer, DequeBuffer):
@@ -164,6 +173,16 @@ class MixedReplay:
             replay.load_state_dict(part)
 
 
+class PolicyAndValueReplay(MixedReplay):
+    """Draws rows for the policy from one buffer, and rows for values from another, as PPG does."""
+
+    def sample_ahead(self, n: int, *, at_most: int, counters: Any = None) -> list[Batch]:
+        rows, valued = (
+            replay.sample_ahead(n, at_most=1, counters=counters)[0] for replay, _ in self.parts
+        )
+        return [with_columns(rows, valued_rows={name: valued[name] for name in ("obs", "ret")})]
+
+
 class _Pusher(DataPusher):
     """Pushes each whole episode as one item if the collector collects episodes, else rows."""
 
@@ -220,7 +239,8 @@ def OffPolicyLearner(  # noqa: N802 (DI-engine's name)
     Args:
         cfg: the compiled config.
         policy: the policy or its learn mode.
-        buffer_: a DequeBuffer, or a list of buffers, each with its share of a batch.
+        buffer_: a DequeBuffer; a list of buffers, each with its share of a batch; or PPG's two, by
+            the names ``policy`` and ``value``.
         reward_model: changes the rewards of each batch by its ``estimate``.
         log_freq: no effect: the logger has the interval.
     """
@@ -234,8 +254,16 @@ def _learner(cfg: EasyDict, policy: Any, replay: Any) -> CoreOffPolicyLearner:
     n_updates = cfg.policy.learn.update_per_collect
     learner = CoreOffPolicyLearner(policy, replay, update_per_collect=n_updates)
     # What others fill are the buffers inside.
-    learner.draws_from = getattr(replay, "inside", (replay,))
+    learner.draws_from = tuple(map(_filled, getattr(replay, "inside", (replay,))))
     return learner
+
+
+def _filled(replay: Any) -> Any:
+    """Return the first replay buffer with the items of this one, which may be a view of it."""
+    if not isinstance(replay, DequeReplay):
+        return replay
+    views = (_REPLAYS[buffer] for buffer in _REPLAYS if buffer.shares_items(replay.buffer))
+    return next(views, replay)
 
 
 class _Rewarded:
