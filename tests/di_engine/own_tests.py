@@ -10,6 +10,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,8 +26,8 @@ __all__ = ["FOLDERS", "run"]
 FOLDERS: Final = ("framework", "worker", "data", "league", "interaction", "rl_utils", "config")
 """The folders of ``ding`` whose tests run."""
 
-_TEST_TIMEOUT_S: Final = 60
-_FILE_TIMEOUT_S: Final = 240
+_TEST_TIMEOUT_S: Final = 24
+_FILE_TIMEOUT_S: Final = 90
 
 _NEVER_ENDS: Final = (
     "interaction/tests/base/test_network.py::TestInteractionBaseNetwork::test_get_host_ip"
@@ -79,23 +80,25 @@ _REFUSAL: Final = "of DI-engine is not here: "
 
 _ERROR_TYPE: Final = "dmiddleware.ding.finder.NotHere: "
 
+_NO_PACKAGE: Final = re.compile(
+    r"No module named '(?!(?:ding|dmiddleware|middleware|tests)\b)(\w+)"
+)
+
 _SEVERITY: Final[Mapping[Outcome, int]] = {"runs": 0, "refused": 1, "fails": 2}
 
 
-def run(checkout: Path, folders: tuple[str, ...] = FOLDERS) -> list[Row]:
+def run(checkout: Path, folders: tuple[str, ...] = FOLDERS) -> Iterator[Row]:
     """Run the test files of these folders, each in a process of its own.
+
+    Packages that tests need and that are not installed may be on PYTHONPATH.
 
     Args:
         checkout: the root of a checkout of DI-engine.
         folders: which of ``FOLDERS``, or folders in them.
 
-    Returns:
+    Yields:
         A row for each test function, however many variants of it run. It runs if all of them do.
     """
-    return list(_rows(checkout, folders))
-
-
-def _rows(checkout: Path, folders: tuple[str, ...]) -> Iterator[Row]:
     for folder in folders:
         for path in sorted((checkout / "ding" / folder).rglob("test_*.py")):
             if "tests" in path.parts:
@@ -126,10 +129,19 @@ def _outcomes(
         record, settings = Path(folder, "outcomes"), Path(folder, "pytest.ini")
         record.touch()
         settings.touch()
+        # Python imports it first in each process, so also in those that tests start.
+        Path(folder, "sitecustomize.py").write_text("import dmiddleware.ding\n")
         command = [
-            *(sys.executable, "-m", "pytest", "-p", "dmiddleware.ding"),
-            *("-p", "tests.di_engine.outcome_recorder", "-p", "no:cacheprovider"),
-            *("-p", "no:warnings", "-q", "--tb=short", f"--timeout={_TEST_TIMEOUT_S}"),
+            *(sys.executable, "-m", "pytest", "-p", "tests.di_engine.outcome_recorder"),
+            *(
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "no:warnings",
+                "-q",
+                "--tb=short",
+                f"--timeout={_TEST_TIMEOUT_S}",
+            ),
             *(f"--rootdir={checkout}", "-c", str(settings), f"--deselect=ding/{_NEVER_ENDS}"),
             str(path),
         ]
@@ -151,6 +163,8 @@ def _outcomes(
 def _judged(word: str, reason: str) -> tuple[Outcome, str]:
     if word == "passed":
         return "runs", ""
+    if missing := _NO_PACKAGE.search(reason):
+        return "refused", f"it needs the package {missing[1]}, which is not installed"
     if word == "skipped" or _REFUSAL in reason:
         return "refused", reason.removeprefix(_ERROR_TYPE)
     return "fails", reason.removeprefix(_ERROR_TYPE)
@@ -159,9 +173,10 @@ def _judged(word: str, reason: str) -> tuple[Outcome, str]:
 def _finish(command: list[str], checkout: Path, record: Path) -> str:
     """Run the command in an empty folder; say how it ended."""
     root = Path(__file__).parents[2]
+    places = (str(record.parent), str(root), str(checkout), os.environ.get("PYTHONPATH", ""))
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(root), str(checkout))),
+        "PYTHONPATH": os.pathsep.join(place for place in places if place),
         "OUTCOMES": str(record),
         "OMP_NUM_THREADS": "1",
     }
@@ -208,7 +223,7 @@ def _test_names(path: Path) -> Iterator[str]:
 
 def main(checkout: str, *folders: str) -> None:
     rows = []
-    for row in _rows(Path(checkout).resolve(), folders or FOLDERS):
+    for row in run(Path(checkout).resolve(), folders or FOLDERS):
         rows.append(row)
         print(f"{row.outcome:8} {row.name} {row.reason}", flush=True)
     for group in dict.fromkeys(row.group for row in rows):

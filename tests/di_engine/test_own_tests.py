@@ -33,7 +33,7 @@ def test_each_test_of_a_checkout_gets_a_row_with_what_became_of_it(tmp_path: Pat
         "config/tests/test_missing.py",
         "from ding.no_such_module import thing\n\nclass TestThing:\n    def test_it(self): ...\n",
     )
-    rows = run(tmp_path, ("config",))
+    rows = list(run(tmp_path, ("config",)))
     names = [row.name.removeprefix("ding/config/tests/") for row in rows]
     assert names == [
         "test_missing.py::TestThing::test_it",
