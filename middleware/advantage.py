@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from dmiddleware.errors import ConfigError
@@ -56,9 +54,14 @@ class AdvantageEstimator:
             )
         self._value_fn = value_fn
 
-    def __call__(self, rows: Batch) -> Batch:
-        """Return collected rows with ``adv`` and ``ret``; updates the policy's statistics."""
-        estimated = self._estimate(rows, self._spec.scale_rewards(rows))
+    def __call__(self, rows: Batch, *, n_ends: int | None = None) -> Batch:
+        """Return collected rows with ``adv`` and ``ret``; updates the policy's statistics.
+
+        Args:
+            rows: ``[T, …]`` or ``[T, E, …]``.
+            n_ends: see :func:`~dmiddleware.rl.with_advantages`.
+        """
+        estimated = self._estimate(rows, self._spec.scale_rewards(rows), n_ends=n_ends)
         self._spec.observe_returns(estimated["ret"], estimated.get("obs"))
         return estimated
 
@@ -79,13 +82,14 @@ class AdvantageEstimator:
         estimated = self._estimate(with_columns(rows, value=value), rows["reward"])
         return as_tree({name: estimated[name] for name in ("value", "adv", "ret")})
 
-    def _estimate(self, rows: Batch, reward: torch.Tensor) -> Batch:
+    def _estimate(self, rows: Batch, reward: torch.Tensor, *, n_ends: int | None = None) -> Batch:
         return with_advantages(
             rows,
             reward=reward,
             value_fn=self._value_fn,
             discount=self._discount,
             gae_lambda=self._gae_lambda,
+            n_ends=n_ends,
         )
 
 
@@ -104,7 +108,8 @@ class GAEEstimator(BaseMiddleware[OnlineRLContext]):
     Reads:
         ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]`` with the columns ``value``,
             ``episode_id`` and those of every transition; None if an exchange pauses collecting to
-            keep its pace.
+            keep its pace. For rows on a device, ``ctx.trajectory_end_idx``, if it is set, tells
+            how many episodes end without waiting for the device.
 
     Writes:
         ctx.train_data: the same rows with the columns ``adv`` and ``ret`` float32; ``reward`` has
@@ -129,11 +134,16 @@ class GAEEstimator(BaseMiddleware[OnlineRLContext]):
         """Estimate."""
         if ctx.trajectories is None:
             return
-        ctx.train_data = rows = self._estimate(rows_of(ctx.trajectories))
+        rows, n_ends = rows_of(ctx.trajectories), None
+        if not rows["done"].is_cpu and ctx.trajectory_end_idx is not None:
+            # The last rows of the lanes end in any case.
+            n_before_last = rows["done"].numel() - rows["done"][0].numel()
+            n_ends = int((ctx.trajectory_end_idx < n_before_last).sum())
+        ctx.train_data = rows = self._estimate(rows, n_ends=n_ends)
         explained = explained_variance(
             rows["value"], rows["ret"], mask=agents_that_take_part(rows.get("obs"))
         )
-        if not math.isnan(explained):
+        if not (explained.is_cpu and explained.isnan()):
             ctx.log("learn/explained_variance", explained)
 
 

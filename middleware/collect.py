@@ -191,8 +191,11 @@ class StepCollector(_Collector, TakesSettings[StepCollectorSettings]):
             random=still_random > 0,
         )
         ctx.trajectories = trajectories = self._mode.train_batch(collected)
-        # For few rows, much faster than torch's nonzero().
-        ctx.trajectory_end_idx = torch.from_numpy(np.flatnonzero(trajectories["done"].numpy()))
+        ends = worker.end_rows
+        if ends is None or trajectories is not collected:
+            # For few rows, much faster than torch's nonzero().
+            ends = np.flatnonzero(trajectories["done"].numpy())
+        ctx.trajectory_end_idx = torch.from_numpy(ends)
         self._count(ctx, *before)
 
 

@@ -19,6 +19,7 @@ from dmiddleware.distributed import gather_from_ranks, rank_and_world_size, sum_
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
+from dmiddleware.seeding import derive_seed
 from dmiddleware.settings import Count, Settings, TakesSettings, takes_options
 from dmiddleware.tree import Batch, flatten_lead, items_of, to_device, with_columns
 from middleware.advantage import AdvantageEstimator
@@ -281,6 +282,8 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
                 )
             self._estimator = AdvantageEstimator(mode, user=user)
         self._generator = torch.Generator()
+        # Orders rows that are on a device already.
+        self._on_device: torch.Generator | None = None
 
     def setup(self, task: Task[Any]) -> None:
         """Seed the order of the minibatches from the task's seed."""
@@ -288,12 +291,29 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         self._generator.manual_seed(task.seed_for("learner", "minibatches"))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the generator that orders the minibatches."""
-        return {"generator": self._generator.get_state()}
+        """Return the states of the generators that order the minibatches."""
+        on_device = self._on_device
+        return {
+            "generator": self._generator.get_state(),
+            "on_device": None if on_device is None else on_device.get_state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._generator.set_state(state["generator"])
+        if state.get("on_device") is not None and self._mode.spec.device != "cpu":
+            self._generator_for(torch.device(self._mode.spec.device)).set_state(
+                state["on_device"].cpu()
+            )
+
+    def _generator_for(self, device: torch.device) -> torch.Generator:
+        """Return what orders rows that came on this device, so that no order is moved to it."""
+        if device.type == "cpu":
+            return self._generator
+        if self._on_device is None:
+            seed = derive_seed(self._generator.initial_seed(), device.type)
+            self._on_device = torch.Generator(device).manual_seed(seed)
+        return self._on_device
 
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
@@ -302,8 +322,8 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         else:
             rows = rows_of(ctx.train_data, name="ctx.train_data")
         if "collect_iter" in rows:
-            ctx.log("learn/policy_lag", ctx.train_iter - rows["collect_iter"].float().mean().item())
-        n_lead = rows["done"].dim()
+            ctx.log("learn/policy_lag", ctx.train_iter - rows["collect_iter"].float().mean())
+        n_lead, generator = rows["done"].dim(), self._generator_for(rows["done"].device)
         data = self._to_learn(rows, n_lead)
         n = n_minibatches(data, self._batch_size, unit=self._unit)
         if self._n_ranks > 1:
@@ -314,7 +334,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
             if epoch and self._estimator is not None:
                 new = self._to_learn(self._estimator.again(rows, data["obs"]), n_lead)
                 data = with_columns(data, **dict(items_of(new)))
-            if not self._one_epoch(ctx, data, n, outputs):
+            if not self._one_epoch(ctx, data, n, outputs, generator):
                 break
 
     def _to_learn(self, rows: Batch, n_lead: int) -> Batch:
@@ -326,10 +346,15 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         return to_device(rows, self._mode.spec.device)
 
     def _one_epoch(
-        self, ctx: RLContext, data: Batch, n: int, outputs: list[dict[str, Any]]
+        self,
+        ctx: RLContext,
+        data: Batch,
+        n: int,
+        outputs: list[dict[str, Any]],
+        generator: torch.Generator,
     ) -> bool:
         """Learn from all rows once; return whether to continue with another epoch."""
-        for batch in minibatches(data, n, unit=self._unit, generator=self._generator):
+        for batch in minibatches(data, n, unit=self._unit, generator=generator):
             for output in self._update(ctx, batch):
                 outputs.append(output)
                 if not is_update(output):

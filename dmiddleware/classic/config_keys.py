@@ -124,6 +124,7 @@ _UNUSED: Final[Mapping[str, str]] = {
     "learn.pretrained_model_path": _NO_PRETRAINED,
     "loss_type": "behavior cloning minimizes the squared error",
     "noisy_net": "this algorithm has no noisy layers",
+    "model_type": "model.type names the network",
     "agent_num": "the environment says how many agents it has",
     "learn.with_lagrange": "learn.lagrange_gap says whether the weight is tuned",
     "learn.train_epoch": _TRAIN_FROM_DATA,
@@ -167,6 +168,8 @@ def split_classic(
         ConfigError: for a setting that no algorithm here has, with what to do.
     """
     cfg = _copied(given)
+    unread = UNUSED_BY.get(owner, {})
+    dropped = _take(cfg, tuple(unread), {})
     _convert(cfg, entries)
     _refuse_values(cfg, entries, owner)
     _apply_switches(cfg, entries)
@@ -182,11 +185,15 @@ def split_classic(
             _pop(cfg, path)
     sizes = [places for places in _SIZES if all(_find(entries, at) is _ABSENT for at in places)]
     read = (*_READ_BY_WORKERS, *(place for places in sizes for place in places))
-    reasons = {**_UNUSED, **UNUSED_BY.get(owner, {})}
+    reasons = {**_UNUSED, **unread}
     recorded = _pop(cfg, "other.eps.collect")  # a schedule has no such key
     others = _take(cfg, (*read, *reasons), entries)
+    # A class that allows one value declares a setting, and has no use for another value either.
+    merge_classic(others, _take(dropped, tuple(unread), entries))
     unused = [
-        f"{path} ({why})" for path, why in reasons.items() if _find(others, path) is not _ABSENT
+        f"{path} ({why})"
+        for path, why in reasons.items()
+        if any(_find(section, path) is not _ABSENT for section in (others, dropped))
     ]
     if recorded is not _ABSENT:
         unused.append(f"other.eps.collect ({_RECORD})")

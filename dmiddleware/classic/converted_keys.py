@@ -82,6 +82,10 @@ _EVALUATOR: Final = "the evaluator's options count"
 _NOT_IN_DT: Final = "a decision transformer has no such thing"
 
 UNUSED_BY: Final[Mapping[str, Mapping[str, str]]] = {
+    "OffPolicyPPOPolicy": {
+        "learn.epoch_per_collect": "learn.update_per_collect says how often it learns",
+        "recompute_adv": "a row keeps the advantage that it was stored with",
+    },
     "DecisionTransformerPolicy": {
         "context_len": _MODEL_SAYS,
         "dataset": _DATA_SAY,

@@ -15,7 +15,9 @@ from dmiddleware.model import (
     ActorCritic,
     AgentActorCritic,
     QNetwork,
+    RecurrentQNetwork,
     TeamNetwork,
+    VDNNetwork,
 )
 from dmiddleware.model.model_registry import parameters_of
 
@@ -28,7 +30,7 @@ _RENAMED: Final = {
     "quantile_embedding_size": "n_cosines",
     "state_dim": "obs_shape", "act_dim": "action_shape", "h_dim": "embed_size",
     "context_len": "context_length", "n_blocks": "n_layers", "drop_p": "dropout",
-    "vae_hidden_dims": "vae_hidden_sizes",
+    "vae_hidden_dims": "vae_hidden_sizes", "res_link": "residual",
 }  # fmt: skip
 
 _SIZES: Final = (
@@ -47,6 +49,7 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     "mixer": (True,),
     "res_link": (False,),
     "multi_pass": (False,),
+    "share_encoder": (False,),
     "norm_type": (None,),
     "dropout": (None,),
 }
@@ -63,6 +66,8 @@ _INSTEAD: Final = {
     "agent_obs_shape": "this network is for one agent: set obs_shape, or use mappo or qmix",
     "global_obs_shape": "this network is for one agent; several agents with a state learn by mappo "
     "or qmix",
+    "share_encoder": "the actor and the critics have encoders of their own; give a network of your "
+    "own",
     "mixer": "set policy.type='vdn' and leave it out",
     "lstm_type": "agents have no memory here; leave it out",
 }
@@ -101,15 +106,21 @@ def in_own_names(model: Mapping[str, Any], default_type: str) -> dict[str, Any]:
     elif issubclass(build, Actor) and not issubclass(build, ActorCritic):
         model = _of_cloning(model)
     own = _renamed(model, parameters_of(build))
-    if issubclass(build, QNetwork) and "encoder_hidden_size_list" in model and _HEAD not in own:
-        # The head of DI-engine is as wide as its encoder if no width is given.
-        own[_HEAD] = [own["encoder_hidden_sizes"][-1]] * own.pop("head_layer_num", 1)
+    if issubclass(build, QNetwork | RecurrentQNetwork) and "encoder_hidden_size_list" in model:
+        # The head and the memory of DI-engine are as wide as its encoder.
+        width = own["encoder_hidden_sizes"][-1]
+        if _HEAD not in own:
+            own[_HEAD] = [width] * own.pop("head_layer_num", 1)
+        if issubclass(build, RecurrentQNetwork):
+            own.setdefault("hidden_size", width)
     return own
 
 
 def _of_several_agents(model: Mapping[str, Any], build: type[TeamNetwork]) -> dict[str, Any]:
     """Return a model's config with the shapes and the layers that a network of a team has."""
     own = dict(model)
+    if own.get("mixer") is False and build is VDNNetwork:
+        del own["mixer"]
     shape = own.pop("agent_obs_shape", None)
     if shape is not None:
         own["obs_shape"] = shape

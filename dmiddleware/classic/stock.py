@@ -596,6 +596,8 @@ def get_policy_cls(cfg: Mapping[str, Any]) -> type[Policy]:
         cfg = {**cfg, "type": name.removesuffix(_COMMAND)}
     if cfg.get("type") in _ALIASES:
         cfg = {**cfg, "type": _ALIASES[cfg["type"]]}
+    if cfg.get("type") == "qmix" and (cfg.get("model") or {}).get("mixer") is False:
+        cfg = {**cfg, "type": "vdn"}  # without its mixing network, QMIX is VDN
     _check_present(cfg.get("type"))
     if cfg.get("multi_agent"):
         cfg = {**cfg, "type": _for_several(cfg.get("type"))}

@@ -66,7 +66,7 @@ def minibatches(
         batch: ``[N, …]``, or, with lanes, ``[T, E, …]``.
         n: how many minibatches; :func:`n_minibatches` finds it.
         unit: ``"rows"``, or ``"lanes"`` for networks and targets that need whole sequences.
-        generator: source of the order, on the CPU, so that the order does not depend on the device.
+        generator: source of the order, on the CPU or on the batch's device; None: torch's own.
 
     Yields:
         Batches ``[B, …]``, or, of lanes, time first: ``[T, B, …]``.
@@ -83,8 +83,9 @@ def minibatches(
             yield index_rows(batch, part)
         return
     device = next(iter(leaves(batch)))[1].device
-    order = torch.randperm(n_units, generator=generator).to(device)
-    for part in order.tensor_split(n):
+    is_near = generator is not None and generator.device.type == device.type
+    order = torch.randperm(n_units, generator=generator, device=device if is_near else "cpu")
+    for part in order.to(device).tensor_split(n):
         # For images, seven times as fast as leaf[part].
         yield map_leaves(partial(torch.index_select, dim=dim, index=part), batch)
 

@@ -127,8 +127,9 @@ class EnvSettings(Settings):
     )
     """An id registered with Gymnasium ("CartPole-v1", "module:Env-v0"); the name of a function or
     class that makes an env ("package.module:make_env"); or the function itself. A function is
-    called once per env; with mode "vector" it makes the vector env, called once. Keyword arguments
-    of a `functools.partial` join `env_kwargs`. A list has a function for each of the `env_num`
+    called once per env; with mode "vector" it makes the vector env, called once. A class of vector
+    envs needs no mode, and gets `num_envs`. Keyword arguments of a `functools.partial` join
+    `env_kwargs`. A list has a function for each of the `env_num`
     envs, which may differ."""
     env_num: Count
     """Number of envs."""
@@ -250,7 +251,10 @@ def _make_manager(settings: EnvSettings) -> BaseEnvManager:
     maker, kwargs, layers = (
         _checked_env(settings.maker), dict(settings.env_kwargs), _layers(settings),
     )  # fmt: skip
-    if settings.mode == "vector":
+    is_vector_class = isinstance(maker, type) and issubclass(maker, gym.vector.VectorEnv)
+    if is_vector_class:
+        kwargs.setdefault("num_envs", env_num)
+    if is_vector_class or settings.mode == "vector":
         return VectorEnvManager(
             functools.partial(_make_env, _vector_maker(maker, env_num), kwargs, layers),
             env_num,

@@ -33,6 +33,7 @@ from dmiddleware.env.contract import (
     contract_break,
     what_instead,
 )
+from dmiddleware.env.device_step import DeviceStep
 from dmiddleware.env.env_access import Access, unknown_attribute
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
@@ -76,8 +77,9 @@ class VectorEnvManager(BaseEnvManager):
     - ``DISABLED``: the manager resets the env immediately, with a mask.
 
     A simulator may return torch tensors. Then ``obs`` and ``next_obs`` are tensors and stay on its
-    device, and the env gets its actions as tensors on that device. Rewards and flags are copied to
-    arrays, all in one transfer, because episodes are counted on the host.
+    device, and the env gets its actions as tensors on that device. :meth:`step` copies rewards and
+    flags to arrays, all in one transfer, because it counts episodes on the host;
+    :meth:`step_on_device` leaves them where they are, and whoever calls it counts.
 
     :meth:`call`, :meth:`get_attr` and :meth:`set_attr` are those of the vector env, if it has them,
     as Gymnasium's sync and async vector envs do. Otherwise an attribute is that of the vector env
@@ -106,6 +108,8 @@ class VectorEnvManager(BaseEnvManager):
     # episodes were given up.
     _ended: IdArray
     _abandoned: BoolArray | None
+    # The same as _ended, as a mask on the device, after a step there; None: see _ended.
+    _pending: Any
 
     @takes_options
     def __init__(
@@ -195,9 +199,97 @@ class VectorEnvManager(BaseEnvManager):
     def _pictures(self, env_ids: list[int]) -> list[Picture]:
         return pictures_of(self._env, env_ids)
 
+    # A step on the device of the envs
+
+    @property
+    def device(self) -> Any:
+        """The device of the observations, a ``torch.device``; None: they are arrays."""
+        return self._device
+
+    @property
+    def resets_later(self) -> bool:
+        """Whether envs spend a step on their reset, so that some rows are no transitions."""
+        return self._resets_later
+
+    def step_on_device(self, actions: NestedArrays) -> DeviceStep | None:
+        """Step all envs, and read nothing of what they return.
+
+        Only vector envs whose mode is ``DISABLED`` are waited for: to reset those that ended.
+
+        Args:
+            actions: tensors ``[E, …]`` on :attr:`device`; the env may write to them.
+
+        Returns:
+            The step, of which nothing is checked but types and shapes; None if the vector env
+            failed and was made again, so all episodes are lost.
+
+        Raises:
+            EnvProtocolError: if the vector env does not return tensors of the right shapes.
+            EnvCrashed: if it keeps failing.
+        """
+        if not self._open:
+            self._require_open("step_on_device")
+        try:
+            try:
+                step = self._read_nothing_of(self._env.step(actions))
+            except EnvProtocolError:
+                raise
+            except Exception as error:  # noqa: BLE001 - an env may raise anything
+                self._recover(error)
+                return None
+        except BaseException:
+            self.close()
+            raise
+        self.revision += 1
+        self._ready_obs = step.ready_obs
+        self._ready_infos = {
+            key: value for key, value in step.infos.items() if key not in _FINAL_KEYS
+        }
+        return step
+
+    def _read_nothing_of(self, result: Any) -> DeviceStep:
+        if not _is_step_result(result):
+            raise _not_a_step(result)
+        obs, infos = self._own(result[0]), result[4]
+        reward, *flags = (self._own_scalars(value) for value in result[1:4])
+        terminated, truncated = (flag != 0 if flag.is_floating_point() else flag for flag in flags)
+        next_obs, valid, has_final_obs = obs, None, True
+        if self._mode is AutoresetMode.NEXT_STEP:
+            if self._pending is None:
+                self._pending = self._to_device(np.isin(self._all_ids, self._ended))
+            valid = ~self._pending
+            reward = reward.masked_fill(self._pending, 0.0)
+            terminated, truncated = terminated & valid, truncated & valid
+            self._pending = terminated | truncated
+        elif self._mode is AutoresetMode.DISABLED:
+            ended = (terminated | truncated).nonzero()[:, 0].tolist()
+            if ended:
+                first_obs, _ = self._reset_some(ended)
+                obs = replace_rows(obs, ended, first_obs)
+        elif has_final_obs := "final_obs" in infos:
+            done = terminated | truncated
+
+            def successor(shape: Any, row: Any, last: Any) -> Any:
+                self._check_tensor(shape, last)
+                return last.where(done.view(-1, *(1,) * (row.dim() - 1)), row)
+
+            next_obs = map_arrays(successor, self._shapes, obs, infos["final_obs"])
+        return DeviceStep(
+            obs, next_obs, reward.float(), terminated, truncated, valid, infos, has_final_obs
+        )
+
+    def _own_scalars(self, values: Any) -> Any:
+        if not is_tensor(values) or tuple(values.shape) != (self.env_num,):
+            raise EnvProtocolError(
+                f"the vector env returned {values!r:.120} as rewards or flags; a simulator on a "
+                f"device must return tensors of shape ({self.env_num},)"
+            )
+        return values.detach().clone()
+
     # A step
 
     def _take_step(self, result: Any) -> BatchedTimestep:
+        self._note_ended()
         obs, reward, terminated, truncated, infos = self._checked(result)
         left_out, ended = self._ended, None
         if self._abandoned is not None:
@@ -237,6 +329,11 @@ class VectorEnvManager(BaseEnvManager):
         self._ready_infos = infos
         return step
 
+    def _note_ended(self) -> None:
+        """Note on the host which envs the next step resets, after steps on the device."""
+        if self._pending is not None:
+            self._ended, self._pending = self._pending.cpu().numpy().nonzero()[0], None
+
     def _leave_out_abandoned(
         self, abandoned: BoolArray, done: BoolArray
     ) -> tuple[IdArray, IdArray]:
@@ -258,10 +355,7 @@ class VectorEnvManager(BaseEnvManager):
     def _checked(self, result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         is_plain = type(result) is tuple and len(result) == 5 and type(result[4]) is dict
         if not is_plain and not _is_step_result(result):
-            raise EnvProtocolError(
-                "the vector env must return (obs, reward, terminated, truncated, info) from "
-                f"step(), but returned {result!r:.120}"
-            )
+            raise _not_a_step(result)
         obs, scalars = self._own(result[0]), result[1:4]
         if self._device is not None:
             # Whether observations are finite is found on their device, in the same transfer.
@@ -300,10 +394,13 @@ class VectorEnvManager(BaseEnvManager):
         return copy_arrays(arrays)
 
     def _own_tensor(self, shape: npt.NDArray[np.int64], tensor: Any) -> Any:
+        self._check_tensor(shape, tensor)
+        return tensor.detach().clone()
+
+    def _check_tensor(self, shape: npt.NDArray[np.int64], tensor: Any) -> None:
         expected = (self.env_num, *shape.tolist())
         if not is_tensor(tensor) or tuple(tensor.shape) != expected:
             raise StructureError(f"expected a tensor of shape {expected}, got {tensor!r:.100}")
-        return tensor.detach().clone()
 
     def _check_n_obs(self, array: npt.NDArray[Any]) -> None:
         if len(array) != self.env_num:
@@ -407,7 +504,7 @@ class VectorEnvManager(BaseEnvManager):
         return self._vector
 
     def _clear_marks(self) -> None:
-        self._ended, self._abandoned = self._all_ids[:0], None
+        self._ended, self._abandoned, self._pending = self._all_ids[:0], None, None
 
     def _make(self) -> gym.vector.VectorEnv[Any, Any, Any]:
         vector = self._vector_fn()
@@ -565,6 +662,7 @@ class VectorEnvManager(BaseEnvManager):
         state = get_state(self._env)
         if state is None:
             return [None]
+        self._note_ended()
         abandoned = [] if self._abandoned is None else self._abandoned.nonzero()[0].tolist()
         return [{**state, "ended": self._ended.tolist(), "abandoned": abandoned}]
 
@@ -573,7 +671,7 @@ class VectorEnvManager(BaseEnvManager):
 
     def _set_env_states(self, states: Sequence[Any]) -> None:
         set_state(self._env, states[0])
-        self._ended = np.array(states[0]["ended"], np.int64)
+        self._ended, self._pending = np.array(states[0]["ended"], np.int64), None
         self._abandoned = None
         if states[0]["abandoned"]:
             self._abandoned = np.isin(self._all_ids, states[0]["abandoned"])
@@ -674,6 +772,13 @@ def _own_array(values: Any, usual: np.dtype[Any], dtype: type[np.generic]) -> An
             "numbers, one per env"
         )
     return array.astype(dtype)
+
+
+def _not_a_step(result: Any) -> EnvProtocolError:
+    return EnvProtocolError(
+        "the vector env must return (obs, reward, terminated, truncated, info) from step(), but "
+        f"returned {result!r:.120}"
+    )
 
 
 def _is_step_result(result: Any) -> bool:

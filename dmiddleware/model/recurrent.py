@@ -162,10 +162,14 @@ class RecurrentNetwork(Network):
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None, in the encoder.
         init: ``"orthogonal"`` or None.
+        residual: add the encoder's features to those of the core, which has as many.
 
     Attributes:
         act_inputs: the keyword arguments of :meth:`forward` that the network needs.
         head: the network that maps the core's features to outputs.
+
+    Raises:
+        ValueError: if an option is invalid.
     """
 
     head: Network
@@ -185,6 +189,7 @@ class RecurrentNetwork(Network):
         activation: str = "relu",
         norm: Norm = None,
         init: Init = None,
+        residual: bool = False,
     ) -> None:
         super().__init__(obs_shape, action_shape, action_space=action_space)
         has_image = any(is_image(leaf) for _, leaf in shape_leaves(obs_shape))
@@ -198,6 +203,12 @@ class RecurrentNetwork(Network):
             norm=norm,
             init=init,
         )
+        if residual and hidden_size != self.encoder.out_features:
+            raise ValueError(
+                f"with residual=True, hidden_size must be {self.encoder.out_features}, as many "
+                f"features as the encoder has, got {hidden_size}"
+            )
+        self.residual = residual
         n_seen = self.encoder.out_features + int(prev_reward)
         if prev_action:
             n_seen += sum(part.n_logits + part.n_means for part in self.action_parts)
@@ -242,7 +253,10 @@ class RecurrentNetwork(Network):
         if is_step:
             x, is_first = x.unsqueeze(0), is_first.unsqueeze(0)
         features, state = self.core(x, state, None if within_episode else is_first)
-        output: dict[str, torch.Tensor] = self.head(features[0] if is_step else features)
+        features = features[0] if is_step else features
+        if self.residual:
+            features = features + parts[0]
+        output: dict[str, torch.Tensor] = self.head(features)
         output["state"] = state
         return output
 

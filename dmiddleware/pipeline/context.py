@@ -165,7 +165,9 @@ class Context:
             name: the metric, letters, digits, ``_``, ``-`` and ``.``, with groups separated by
                 slashes (``"disk/free_bytes"``).
             value: any scalar, also a tensor or an array of one element; a second value of the
-                same metric in a step replaces the first.
+                same metric in a step replaces the first. A tensor without dimensions on another
+                device stays there until a logger writes it, so that nothing waits for the device
+                now; a logger leaves it out if it is NaN then.
 
         Raises:
             MiddlewareError: if the name is not valid for a metric, or a counter has this name, or
@@ -173,6 +175,10 @@ class Context:
         """
         if type(name) is not str or not is_metric_name(name, self.vocabulary.columns):
             check_metric_name(name, self.vocabulary.columns)
+        if getattr(value, "is_cpu", True) is False and getattr(value, "ndim", 1) == 0:
+            waiting: Any = value
+            self.logged[name] = waiting
+            return
         try:
             # An array of one element has `item`; `float` takes one without dimensions only.
             item = getattr(value, "item", None)

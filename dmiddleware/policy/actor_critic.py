@@ -161,12 +161,13 @@ class ActorCriticPolicy(Policy):
             self.critic_output(obs, n_lead=1)
 
     def value_fn(self, obs: Nested) -> torch.Tensor:
-        """Return V of observations ``[…, *obs_shape]``: ``[…]`` float32, on the CPU."""
+        """Return V of observations ``[…, *obs_shape]``: ``[…]`` float32, where they are."""
         if self.model.training:
             self.model.eval()
+        self.draw_near(obs)
         with torch.no_grad():
             value = self.critic_output(self.obs_norm(self.as_obs(obs)))
-        return self.as_return(value).cpu()
+        return self.as_return(value).to(self.draw_device)
 
 
 def policy_gradient_component(

@@ -105,7 +105,8 @@ class AdvantagePolicy(ActorCriticPolicy):
         if self.reward_normalizer is None:
             return reward
         lanes = (len(reward), -1)
-        columns = (reward, batch["done"], batch["episode_id"])
+        # The returns of unfinished episodes are kept by id, on the host.
+        columns = (column.cpu() for column in (reward, batch["done"], batch["episode_id"]))
         self.reward_normalizer.update(*(column.reshape(lanes) for column in columns))
         return self.reward_normalizer.normalize(reward)
 

@@ -96,7 +96,12 @@ class BCQPolicy(TDPolicy):
         """Return the random numbers of an update."""
         n_rows, n_actions = len(batch["reward"]), self.cfg.n_actions
         drawn = [
-            torch.randn(n, self.vae.module.n_latent, generator=self.learn_generator)
+            torch.randn(
+                n,
+                self.vae.module.n_latent,
+                generator=self.learn_generator,
+                device=self.draw_device,
+            )
             for n in (n_rows, n_rows, n_actions * n_rows)
         ]
         noise, latent, next_latent = (numbers.to(self.device) for numbers in drawn)
@@ -158,7 +163,12 @@ class BCQPolicy(TDPolicy):
     def chosen(self, obs: Value, generator: torch.Generator) -> torch.Tensor:
         """Return the best ``[E, A]`` of the actions that are drawn for each observation."""
         n_rows, n_actions = self.rows_of(obs)[0], self.cfg.n_actions
-        latent = torch.randn(n_actions * n_rows, self.vae.module.n_latent, generator=generator)
+        latent = torch.randn(
+            n_actions * n_rows,
+            self.vae.module.n_latent,
+            generator=generator,
+            device=self.draw_device,
+        )
         every = repeated_rows(obs, n_actions)
         candidate = self.perturbed(self.actor.module, every, latent.to(self.device))
         value = critic_values(self.critic.module(every, candidate), len(candidate))[0]

@@ -75,8 +75,10 @@ class CQLPolicy(SACPolicy):
         drawn = super().draw(batch)
         shape = (self.cfg.n_actions, *drawn["noise"].shape)
         generator = self.learn_generator
-        uniform = torch.rand(shape, generator=generator).mul_(2.0).sub_(1.0)
-        normal = torch.randn(2, *shape, generator=generator)
+        uniform = (
+            torch.rand(shape, generator=generator, device=self.draw_device).mul_(2.0).sub_(1.0)
+        )
+        normal = torch.randn(2, *shape, generator=generator, device=self.draw_device)
         return {
             **drawn,
             "random_action": uniform.to(self.device),

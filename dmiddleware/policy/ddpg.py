@@ -98,7 +98,9 @@ class DDPGPolicy(TDPolicy):
         """Return the random numbers of an update, and whether it moves the actor."""
         cfg = self.cfg
         shape = self.codec.to_raw(batch["action"]).shape
-        noise = torch.randn(shape, generator=self.learn_generator).to(self.device)
+        noise = torch.randn(shape, generator=self.learn_generator, device=self.draw_device).to(
+            self.device
+        )
         limit = cfg.target_noise_clip
         return {
             "noise": (cfg.target_noise * noise).clamp_(-limit, limit),
@@ -172,7 +174,9 @@ class DDPGPolicy(TDPolicy):
         cfg = self.cfg
         raw = self.acting_distribution(self.actor_output(obs), obs, None).mode()
         assert isinstance(raw, torch.Tensor)
-        noise = cfg.noise_sigma * torch.randn(raw.shape, generator=self.generator)
+        noise = cfg.noise_sigma * torch.randn(
+            raw.shape, generator=self.generator, device=raw.device
+        )
         # The codec clips what leaves the Box.
         if cfg.noise == "gaussian":
             return {"action": self.codec.to_env(raw + noise)}
@@ -182,7 +186,7 @@ class DDPGPolicy(TDPolicy):
                 "policy.initial_state(n_envs), and then what forward returned as state"
             )
         # One step of the process with mean 0 (Uhlenbeck and Ornstein, 1930).
-        noise += (1.0 - cfg.noise_theta) * state.cpu()
+        noise += (1.0 - cfg.noise_theta) * state.to(noise.device)
         return {"action": self.codec.to_env(raw + noise), "state": noise}
 
     def act_eval(

@@ -48,5 +48,5 @@ class IQNPolicy(QuantilePolicy):
         cfg, model = self.cfg, cast(Any, self.model)
         sizes: dict[str, int] = {"online": cfg.n_tau, "target": cfg.n_tau_target}
         shape = (n_rows, sizes.get(forward) or model.n_quantiles)
-        tau = torch.rand(shape, generator=generator).to(self.device)
+        tau = torch.rand(shape, generator=generator, device=self.draw_device).to(self.device)
         return {**super().draw_inputs(forward, n_rows, generator), "tau": tau}

@@ -136,10 +136,12 @@ class PDQNPolicy(TDPolicy):
         """Choose at random with the probability ``eps``, and add noise to the numbers."""
         output, mask = self.actor_output(obs), mask_of(obs, action_mask)
         if self.on_gpu:
-            output = {name: column.cpu() for name, column in output.items()}
-            mask = None if mask is None else mask.cpu()
+            output = {name: column.to(self.draw_device) for name, column in output.items()}
+            mask = None if mask is None else mask.to(self.draw_device)
         choice = epsilon_greedy(output["logit"], eps, generator=self.generator, mask=mask)
-        noise = torch.randn(output["mu"].shape, generator=self.generator)
+        noise = torch.randn(
+            output["mu"].shape, generator=self.generator, device=output["mu"].device
+        )
         output["mu"] = output["mu"] + self.cfg.noise_sigma * noise
         greedy: dict[str, torch.Tensor] = leaves_by_path(self.codec.distribution(output).mode())
         raw = {name: part if part.is_floating_point() else choice for name, part in greedy.items()}

@@ -42,6 +42,7 @@ from dmiddleware.policy.env_spaces import (
     check_observations,
     network_shapes,
 )
+from dmiddleware.policy.generators import PolicyGenerators
 from dmiddleware.policy.hooks import Hook, check_keywords
 from dmiddleware.policy.modes import MODES, CollectMode, EvalMode, LearnMode, Mode, PolicySpec
 from dmiddleware.policy.obs_norm import ObsNorm
@@ -109,7 +110,9 @@ class Policy:
         codec: maps between the network's outputs and the environment's actions.
         obs_norm: normalizes observations; without the setting ``obs_norm`` it does nothing.
         device: where the model is.
-        generator: of the random numbers of collecting, on the CPU.
+        draw_device: where random numbers are drawn now: on the device of the observations or of
+            the batch, if they came to the policy there, and otherwise on the CPU.
+        generator: of the random numbers of collecting, on ``draw_device``.
         eval_generator: of those of evaluating, so that the number of evaluations does not change
             what is collected.
         learn_generator: of those of updates.
@@ -213,11 +216,7 @@ class Policy:
         seed = torch.initial_seed() if self.cfg.seed is None else self.cfg.seed
         self.spaces: tuple[gym.Space[Any], gym.Space[Any]] | None = None
         self._has_own_model = model is not None
-        self.generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "act"))
-        self.eval_generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "eval"))
-        self.learn_generator = torch.Generator().manual_seed(
-            derive_seed(self.generator.initial_seed(), "learn")
-        )
+        self._generators = PolicyGenerators(seed)
         self.model = self._build_model(model).to(self.device)
         self._submodules = tuple(self.model.modules())
         self._trains_itself = any(
@@ -249,12 +248,9 @@ class Policy:
         for component in self.components.values():
             if isinstance(component.module, nn.Module):
                 component.module.to(self.device)
-        generators = {
-            "generator": self.generator,
-            "eval_generator": self.eval_generator,
-            "learn_generator": self.learn_generator,
-        }
-        self._state = PolicyState(self.model, self.components, generators, type(self).__name__)
+        self._state = PolicyState(
+            self.model, self.components, self._generators, self.device, type(self).__name__
+        )
         if "learn" in self.modes:
             self._prepare_to_learn()
 
@@ -557,15 +553,16 @@ class Policy:
     def acting_distribution(
         self, output: dict[str, torch.Tensor], obs: Nested, action_mask: Nested | None
     ) -> Distribution:
-        """Return the distribution to act from; it and the outputs are moved to the CPU.
+        """Return the distribution to act from, on the device where actions are drawn.
 
-        Actions are drawn on the CPU, so a run draws the same numbers with and without a GPU.
+        The outputs are moved there. For observations of the host it is the CPU, so a run in such
+        envs draws the same numbers with and without a GPU.
         """
         mask = mask_of(obs, action_mask)
         if self.on_gpu:
             for name, column in output.items():
-                output[name] = column.cpu()
-            mask = None if mask is None else mask.cpu()
+                output[name] = column.to(self.draw_device)
+            mask = None if mask is None else mask.to(self.draw_device)
         return self.codec.distribution(output, mask)
 
     def as_obs(self, data: Nested) -> Value:
@@ -576,6 +573,35 @@ class Policy:
             data = from_numpy(data)
         obs: Value = to_device(data, self.device) if self.on_gpu else data
         return obs
+
+    @property
+    def draw_device(self) -> torch.device:
+        """Where random numbers are drawn now."""
+        return self._generators.device
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Of the random numbers of collecting."""
+        return self._generators.act
+
+    @property
+    def eval_generator(self) -> torch.Generator:
+        """Of the random numbers of evaluating."""
+        return self._generators.eval
+
+    @property
+    def learn_generator(self) -> torch.Generator:
+        """Of the random numbers of updates."""
+        return self._generators.learn
+
+    def draw_near(self, data: Nested) -> None:
+        """Draw on the policy's device if the data are there, and otherwise on the CPU."""
+        if not self.on_gpu:
+            return
+        leaf = data if isinstance(data, torch.Tensor) else next(iter(leaves(data)))[1]
+        place = getattr(leaf, "device", "cpu")  # of an array, whatever it says, the host
+        is_there = isinstance(leaf, torch.Tensor) and place == torch.device(self.device)
+        self._generators.device = torch.device(self.device if is_there else "cpu")
 
     def set_training(self, mode: bool) -> None:
         """Set the mode of the network, as ``model.train(mode)`` does in ten times the time."""
@@ -601,7 +627,7 @@ class Policy:
             self._load_acting_state,
             self.spec,
             reset=self.reset,
-            seed=self.generator.manual_seed,
+            seed=self._seed_acting,
             train_batch=self.train_batch,
         )
 
@@ -614,7 +640,7 @@ class Policy:
             self._load_acting_state,
             self.spec,
             reset=self.reset,
-            seed=self.eval_generator.manual_seed,
+            seed=self._seed_evaluating,
         )
 
     @cached_property
@@ -682,8 +708,13 @@ class Policy:
 
     def seed(self, seed: int) -> None:
         """Seed the randomness of acting: exploration and sampled actions."""
-        self.generator.manual_seed(seed)
-        self.eval_generator.manual_seed(derive_seed(seed, "eval"))
+        self._generators.seed(act=seed, eval=derive_seed(seed, "eval"))
+
+    def _seed_acting(self, seed: int) -> None:
+        self._generators.seed(act=seed)
+
+    def _seed_evaluating(self, seed: int) -> None:
+        self._generators.seed(eval=seed)
 
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
         """Forget what acting keeps of these envs; None: of all. By default there is nothing."""
@@ -703,6 +734,8 @@ class Policy:
         if self.spaces is not None:
             check_observations(obs, self.spaces[0])
         if self.obs_norm.is_on:
+            if self.on_gpu:  # statistics on a device check nothing
+                check_finite(obs, user=type(self).__name__)
             self.obs_norm.update(self.as_obs(obs))
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -783,6 +816,7 @@ class Policy:
                 for name in {"obs", "next_obs"}.intersection(self.learn_columns):
                     check_observations(batch[name], self.spaces[0], name=name, lead=lead)
         if self.on_gpu:
+            self.draw_near(batch)
             batch = to_device(batch, self.device)
         batch = self.check_batch(standard_columns(batch))
         if self.obs_norm.of_dataset and not self.obs_norm.has_seen_all:
@@ -834,6 +868,7 @@ class Policy:
             self.set_training(False)
         with torch.set_grad_enabled(False):  # no_grad() does the same in twice the time
             if self.on_gpu or type(data) is not torch.Tensor:
+                self.draw_near(data)
                 obs = self.as_obs(data)
             if env_id is None:
                 env_id = np.arange(len(next(iter(leaves(obs)))[1]))
@@ -849,8 +884,10 @@ class Policy:
                 f"{type(self).__name__}.act_{mode} returned {output!r:.100}; it must return a "
                 'dictionary of tensors [E, …] with the key "action"'
             )
-        acted: dict[str, Any] = _to_cpu(output) if self.on_gpu else output
-        if type(data) is not torch.Tensor or "action_mask" in kwargs:
+        is_host = not self.on_gpu or self.draw_device != torch.device(self.device)
+        acted: dict[str, Any] = _to_cpu(output) if self.on_gpu and is_host else {**output}
+        # A check would wait for a device; there, actions that masks forbid are never drawn.
+        if is_host and (type(data) is not torch.Tensor or "action_mask" in kwargs):
             mask, user = kwargs.get("action_mask"), f"{type(self).__name__}.act_{mode}"
             self.codec.check_allowed(data, acted, mask=mask, user=user)
         return acted

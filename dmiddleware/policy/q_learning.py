@@ -99,7 +99,7 @@ class QLearningPolicy(TDPolicy):
         return {forward: inputs for forward, inputs in drawn.items() if inputs}
 
     def draw_inputs(self, forward: Forward, n_rows: int, generator: torch.Generator) -> Inputs:
-        """Return the random inputs of a network's forward, drawn on the CPU.
+        """Return the random inputs of a network's forward, drawn where its batch came from.
 
         A noisy network takes ``noise``: one draw for an update, and one per environment to act
         (Fortunato et al., "Noisy Networks for Exploration", 2018, section 3.1).
@@ -107,7 +107,7 @@ class QLearningPolicy(TDPolicy):
         if self._n_noise == 0:
             return _NOTHING
         shape = (n_rows, self._n_noise) if forward == "act" else (self._n_noise,)
-        return {"noise": torch.randn(shape, generator=generator).to(self.device)}
+        return {"noise": torch.randn(shape, generator=generator, device=self.draw_device)}
 
     def update(
         self,
@@ -211,12 +211,13 @@ class QLearningPolicy(TDPolicy):
     def explored(
         self, logit: torch.Tensor, mask: torch.Tensor | None, eps: float
     ) -> dict[str, Any]:
-        """Return ``action`` and ``logit``, both on the CPU: ε-greedy for action values ``[E, A]``.
+        """Return ``action`` and ``logit``: ε-greedy for action values ``[E, A]``.
 
-        Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
+        Both are where the policy draws, see :attr:`Policy.draw_device`.
         """
         if self.on_gpu:
-            logit, mask = logit.cpu(), None if mask is None else mask.cpu()
+            logit = logit.to(self.draw_device)
+            mask = None if mask is None else mask.to(self.draw_device)
         action = epsilon_greedy(logit, eps, generator=self.generator, mask=mask)
         return {"action": self.codec.to_env(action), "logit": logit}
 

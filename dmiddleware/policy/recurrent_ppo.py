@@ -117,6 +117,7 @@ class RecurrentPPOPolicy(PPOPolicy):
             )
         if self.model.training:
             self.model.eval()
+        self.draw_near(obs)
         with torch.no_grad():
             inputs = {"is_first": stack([rows["is_first"], torch.zeros_like(rows["is_first"])])}
             for name, source in (("prev_action", "action"), ("prev_reward", "reward")):
@@ -126,4 +127,4 @@ class RecurrentPPOPolicy(PPOPolicy):
             both = self.obs_norm(self.as_obs(stack([rows["obs"], obs])))
             output = self.memory.run(both, inputs, rows["state"].to(self.device))
             value = value_output(output, (2, len(rows["is_first"])))[1]
-        return self.as_return(value).cpu()
+        return self.as_return(value).to(self.draw_device)

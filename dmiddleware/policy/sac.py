@@ -85,7 +85,9 @@ class SACPolicy(TDPolicy):
     def draw(self, batch: Columns) -> dict[str, Tensor]:
         """Return the random numbers of an update."""
         shape = self.codec.to_raw(batch["action"]).shape
-        drawn = torch.randn(2, *shape, generator=self.learn_generator).to(self.device)
+        drawn = torch.randn(2, *shape, generator=self.learn_generator, device=self.draw_device).to(
+            self.device
+        )
         return {"noise": drawn[0], "next_noise": drawn[1]}
 
     def update(

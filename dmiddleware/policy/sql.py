@@ -63,6 +63,7 @@ class SQLPolicy(DQNPolicy):
     ) -> dict[str, Any]:
         """Return ``action``, drawn by its value, and ``logit``; see :class:`QLearningPolicy`."""
         # The largest sum of logits and Gumbel noise is a draw from their softmax.
-        gumbel = -torch.empty(logit.shape).exponential_(generator=self.generator).log()
-        drawn = super().explored(logit.cpu() + self.cfg.alpha * gumbel, mask, eps)
-        return {**drawn, "logit": logit.cpu()}
+        logit = logit.to(self.draw_device)
+        gumbel = -torch.empty_like(logit).exponential_(generator=self.generator).log()
+        drawn = super().explored(logit + self.cfg.alpha * gumbel, mask, eps)
+        return {**drawn, "logit": logit}

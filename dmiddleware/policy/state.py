@@ -10,6 +10,7 @@ from torch import nn
 
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.policy.component import Component, optimizer_state
+from dmiddleware.policy.generators import PolicyGenerators
 
 __all__ = [
     "PolicyState",
@@ -30,7 +31,8 @@ class PolicyState:
     Args:
         model: the policy's model.
         components: its components, by name.
-        generators: its random generators, by name.
+        generators: its random generators.
+        device: its device.
         owner: the name of the policy's class, for messages.
 
     Attributes:
@@ -42,12 +44,14 @@ class PolicyState:
         self,
         model: nn.Module,
         components: Mapping[str, Component[Any]],
-        generators: Mapping[str, torch.Generator],
+        generators: PolicyGenerators,
+        device: str,
         owner: str,
     ) -> None:
         self._model = model
         self._components = components
         self._generators = generators
+        self._device = device
         self._owner = owner
         paths = {id(module): path for path, module in model.named_modules()}
         self.paths = {
@@ -100,9 +104,11 @@ class PolicyState:
             CheckpointMismatch: if a component is missing, or belongs to another model; nothing was
                 loaded.
         """
-        targets, optimizers, others, *generators = (
-            entry_of(state, name) for name in ("target", "optimizer", "learning", *self._generators)
+        targets, optimizers, others = (
+            entry_of(state, name) for name in ("target", "optimizer", "learning")
         )
+        for name in self._generators.names:
+            entry_of(state, name)
         for name, component in self._components.items():
             if component.has_target:
                 check_model_state(
@@ -119,7 +125,7 @@ class PolicyState:
                 load_model_state(component.target, targets[name])
             if component.optimizer is not None:
                 component.load_optimizer(optimizers[name])
-        self.load_generators(dict(zip(self._generators, generators, strict=True)))
+        self.load_generators(state)
 
     def copy_targets(self) -> None:
         """Make the target networks copies of their modules, as after a load of their weights."""
@@ -127,14 +133,13 @@ class PolicyState:
             if component.has_target:
                 component.target.load_state_dict(component.module.state_dict())
 
-    def generators(self) -> dict[str, torch.Tensor]:
+    def generators(self) -> dict[str, Any]:
         """Return the states of the random generators."""
-        return {name: generator.get_state() for name, generator in self._generators.items()}
+        return self._generators.state_dict()
 
-    def load_generators(self, states: Mapping[str, torch.Tensor]) -> None:
+    def load_generators(self, states: Mapping[str, Any]) -> None:
         """Restore what :meth:`generators` returned."""
-        for name, generator in self._generators.items():
-            generator.set_state(states[name].cpu())
+        self._generators.load_state_dict(states, self._device)
 
     def _others(self, *, acting: bool) -> dict[str, Any]:
         """Return the states of the components that do not belong to the model."""

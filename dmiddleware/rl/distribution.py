@@ -116,9 +116,12 @@ class Categorical:
         """Draw a choice ``[…]`` int64.
 
         Raises:
-            RuntimeError: if a logit is NaN.
+            RuntimeError: if a logit on the CPU is NaN.
         """
         probs = self.log_probs.exp()
+        if not probs.is_cpu:
+            # What multinomial does, without its check, which would wait for the device.
+            return (probs / torch.empty_like(probs).exponential_(generator=generator)).argmax(-1)
         flat = probs if probs.dim() == 2 else probs.reshape(-1, probs.shape[-1])
         return torch.multinomial(flat, 1, generator=generator).reshape(probs.shape[:-1])
 

@@ -56,9 +56,12 @@ class RunningMeanStd:
     def update(self, batch: torch.Tensor) -> None:
         """Add items ``[…, *shape]`` of any dtype; an empty batch changes nothing.
 
+        On a device the values are not checked, because it would have to be waited for: whoever has
+        them there, such as a collector, finds those that are not finite.
+
         Raises:
             StructureError: if the items are of another shape.
-            NonFiniteData: if one of them is NaN or infinite; nothing has changed.
+            NonFiniteData: if one of them, on the CPU, is NaN or infinite; nothing has changed.
         """
         items = self._as_items(batch)
         n_new = items.shape[0]
@@ -66,7 +69,7 @@ class RunningMeanStd:
             return
         new_mean = items.mean(0)
         new_var = (items - new_mean).square_().mean(0)
-        if not math.isfinite(new_mean.sum() + new_var.sum()):
+        if items.is_cpu and not math.isfinite(new_mean.sum() + new_var.sum()):
             _check_finite("the items", items)
             raise NonFiniteData(
                 f"the items reach {items.abs().max().item():g}, whose variance is infinite; scale "

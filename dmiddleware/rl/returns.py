@@ -189,8 +189,8 @@ def discounted_return(
 @torch.no_grad()
 def explained_variance(
     value: torch.Tensor, ret: torch.Tensor, *, mask: torch.Tensor | None = None
-) -> float:
-    """Return which part of the variance of returns a value function explains.
+) -> torch.Tensor:
+    """Return which part of the variance of returns a value function explains, a scalar.
 
     ``1 - Var(ret - value) / Var(ret)``: 1 for exact values, 0 for a constant, and less for values
     that are worse than a constant. If all returns are equal, it is NaN.
@@ -202,8 +202,9 @@ def explained_variance(
     """
     if mask is not None:
         value, ret = value[mask], ret[mask]
-    variance = float(ret.var(correction=0))
-    return 1.0 - float((ret - value).var(correction=0)) / variance if variance else float("nan")
+    variance = ret.var(correction=0).double()
+    residual = (ret - value).var(correction=0).double()
+    return (1.0 - residual / variance).masked_fill(variance == 0, torch.nan)
 
 
 def take_rows(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dmiddleware.rl.returns import discounted_return, gae, nstep_return, take_rows
-from dmiddleware.tree import Batch, Columns, index_rows, map_leaves, with_columns
+from dmiddleware.tree import Batch, Columns, flatten_lead, index_rows, map_leaves, with_columns
 
 __all__ = ["episode_cuts", "with_advantages", "with_nstep_returns", "with_returns_to_go"]
 
@@ -57,6 +57,7 @@ def with_advantages(
     value_fn: Callable[..., torch.Tensor],
     discount: float,
     gae_lambda: float,
+    n_ends: int | None = None,
 ) -> Batch:
     """Return the rows of trajectories with the columns ``adv`` and ``ret`` float32.
 
@@ -76,6 +77,9 @@ def with_advantages(
             observations.
         discount: gamma, in ``[0, 1]``.
         gae_lambda: lambda, in ``[0, 1]``.
+        n_ends: how many rows before the last ones of their lanes are not followed by the next step
+            of their episode, where it is known: then nothing waits for a device to count them. With
+            another number than this, all advantages are NaN.
 
     Raises:
         StructureError: for shapes that differ, and for an empty batch.
@@ -84,9 +88,18 @@ def with_advantages(
     value, cut = rows["value"], episode_cuts(rows)
     next_value = torch.empty_like(value)
     next_value[:-1] = value[1:]
-    successors = index_rows(rows["next_obs"], cut)
-    before = {"rows": index_rows(rows, cut)} if "state" in rows else {}
-    next_value[cut] = value_fn(successors, **before).to(value.dtype)
+    if n_ends is None:
+        at, is_right = cut, None
+        flat, bootstrapped = rows, next_value
+    else:
+        at, is_right = _true_rows(cut, n_ends + cut[0].numel())
+        flat, bootstrapped = (
+            flatten_lead(rows, cut.dim()),
+            next_value.view(-1, *value.shape[cut.dim() :]),
+        )
+    successors = index_rows(flat["next_obs"], at)
+    before = {"rows": index_rows(flat, at)} if "state" in rows else {}
+    bootstrapped[at] = value_fn(successors, **before).to(value.dtype)
     terminated = rows["terminated"]
     if value.dim() > cut.dim():
         next_obs: Any = rows["next_obs"]
@@ -101,7 +114,24 @@ def with_advantages(
         discount=discount,
         gae_lambda=gae_lambda,
     )
+    if is_right is not None:
+        adv = adv.masked_fill(~is_right, torch.nan)
     return with_columns(rows, reward=reward, adv=adv, ret=ret)
+
+
+def _true_rows(flags: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where ``n`` flags are true, and whether this many are, without waiting for a device.
+
+    Returns:
+        ``[n] int64``, in the order of the flattened flags, and a bool scalar.
+    """
+    flat = flags.flatten()
+    place = flat.cumsum(0) - 1
+    rows = torch.arange(len(flat), device=flat.device)
+    slots = torch.zeros_like(rows[:1]).expand(n + 1).clone()
+    # All rows that are not wanted go to the last slot.
+    slots.scatter_(0, place.clamp_(max=n).masked_fill(~flat, n), rows)
+    return slots[:n], flat.sum() == n
 
 
 def with_returns_to_go(rows: Batch) -> Batch:

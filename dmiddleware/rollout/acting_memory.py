@@ -10,7 +10,18 @@ import torch
 from dmiddleware.errors import CheckpointMismatch, PolicyOutputError
 from dmiddleware.policy import ActionCodec
 from dmiddleware.policy.acting import STATE, first_inputs
-from dmiddleware.tree import Batch, Nested, Value, assign_rows, clone, from_numpy, leaves, to_dict
+from dmiddleware.tree import (
+    Batch,
+    Nested,
+    Value,
+    assign_rows,
+    clone,
+    from_numpy,
+    leaves,
+    map_leaves,
+    to_device,
+    to_dict,
+)
 
 __all__ = ["ActingMemory"]
 
@@ -25,6 +36,7 @@ class ActingMemory:
         initial_state: the policy's method.
         codec: that of the actions, for policies that see the previous one.
         n: number of rows.
+        device: where the columns are.
 
     Attributes:
         columns: what the policy sees in its next step, by keyword, ``[n, …]``: ``prev_action``,
@@ -41,15 +53,19 @@ class ActingMemory:
         initial_state: Callable[[int], Nested | None],
         codec: ActionCodec | None,
         n: int,
+        device: torch.device | str = "cpu",
     ) -> None:
         self._names = names
         self._initial_state = initial_state
         self._codec = codec
+        self._device = device
         self.columns = self._first(n)
+        self._first_columns = {name: clone(column) for name, column in self.columns.items()}
         self._state_is_checked = False
 
     def _first(self, n: int) -> dict[str, Value]:
-        return first_inputs(self._names, self._initial_state, self._codec, n)
+        first = first_inputs(self._names, self._initial_state, self._codec, n)
+        return {name: to_device(column, self._device) for name, column in first.items()}
 
     def next_state(self, output: dict[str, Any], n_rows: int) -> Value | None:
         """Take the next state out of what the policy returned; None: it is not recurrent.
@@ -101,6 +117,44 @@ class ActingMemory:
             assert values is not None
             assign_rows(column, rows, values)
 
+    def record_on_device(
+        self,
+        action: Value,
+        state: Value | None,
+        *,
+        reward: torch.Tensor,
+        acted: torch.Tensor | None,
+        ended: torch.Tensor,
+    ) -> None:
+        """Keep what the next step needs, and begin anew where an episode ended; reads nothing.
+
+        Args:
+            action: the actions, ``[n, …]``.
+            state: the next state, ``[n, …]``; None: the policy is not recurrent.
+            reward: what the actions earned, ``[n]``.
+            acted: ``[n]`` bool, the rows that acted, the others keep what they had; None: all.
+            ended: ``[n]`` bool, the rows that start an episode.
+        """
+        inputs = {
+            "prev_action": action,
+            "prev_reward": reward,
+            "is_first": torch.zeros_like(ended),
+            STATE: state,
+        }
+        for name, column in self.columns.items():
+            values = inputs[name]
+            assert values is not None
+            if acted is not None:
+                values = _where(acted, values, column)
+            self.columns = {
+                **self.columns,
+                name: _where(ended, self._first_columns[name], values),
+            }
+
+    def restart_all(self) -> None:
+        """Forget everything about all rows."""
+        self.columns = {name: clone(column) for name, column in self._first_columns.items()}
+
     def restart(self, rows: Sequence[int]) -> None:
         """Forget everything about the rows that start an episode."""
         if not self.columns or len(rows) == 0:
@@ -127,6 +181,15 @@ class ActingMemory:
             )
         for name, column in state.items():
             assign_rows(self.columns[name], slice(None), from_numpy(column))
+
+
+def _where(rows: torch.Tensor, values: Value, others: Value) -> Value:
+    """Return the values in some rows, and the others elsewhere, in the dtype of ``values``."""
+
+    def chosen(leaf: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return torch.where(rows.view(-1, *(1,) * (leaf.dim() - 1)), leaf, other.to(leaf.dtype))
+
+    return map_leaves(chosen, values, others)
 
 
 def _described(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -11,6 +11,8 @@ import torch
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.env.timestep import IdArray
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
+from dmiddleware.rollout.act_inputs import ActInputs
+from dmiddleware.rollout.device_rollout import DeviceRollout
 from dmiddleware.rollout.episode_watch import EpisodeWatch
 from dmiddleware.rollout.row_store import NO_ENV, Columns, RowStore
 from dmiddleware.rollout.stepper import Stepper, VectorStep
@@ -48,11 +50,16 @@ class RolloutCollector(Stepper):
     else launches, resets or steps the envs between two calls. In that case the collector starts new
     episodes in all of them.
 
+    Rows of envs that return tensors are tensors on their device, if the policy is there too. Such a
+    collector counts steps and episodes when it returns their rows (see :class:`DeviceRollout`).
+
     Attributes:
         env_manager: the env manager.
         env_num: number of envs, ``E``.
         env_step: transitions made so far, over all envs.
         env_episode: episodes finished so far, over all envs.
+        end_rows: the rows of the last batch that end an episode: int64 indices into ``[T * E]``;
+            None where only the batch itself tells.
         episode_returns: undiscounted returns of the episodes that ended during the last call.
         episode_lengths: the steps of these episodes.
         episode_successes: 1.0 for each of these episodes that reached its goal, 0.0 for the others;
@@ -74,6 +81,8 @@ class RolloutCollector(Stepper):
         super().__init__(mode, env_manager, user=_USER)
         self._make_transitions = mode.transitions
         self.dropped_steps = 0
+        self.end_rows: IdArray | None = None
+        self._on_device: DeviceRollout | None = None
         self._n_extra = 0
         self._clear_rows()
 
@@ -88,7 +97,16 @@ class RolloutCollector(Stepper):
     @property
     def waiting_steps(self) -> int:
         """Transitions that were made and that no call has returned yet."""
-        return len(self._store)
+        return len(self._store) if self._on_device is None else self._on_device.n_waiting
+
+    def _make_memory(self) -> ActInputs | None:
+        self._on_device = DeviceRollout.of(self._mode, self.env_manager)
+        return super()._make_memory() if self._on_device is None else None
+
+    def _begin_all(self) -> None:
+        super()._begin_all()
+        if self._on_device is not None:
+            self.dropped_steps += self._on_device.restart(int(self.episode_id[0]))
 
     def reset(
         self,
@@ -173,8 +191,13 @@ class RolloutCollector(Stepper):
         """
         if n_sample <= 0:
             raise ValueError(f"n_sample must be positive, got {n_sample}")
+        self.start()
         self._begin_call(train_iter)
         n_steps, store = -(-n_sample // self.env_num), self._store
+        if self._on_device is not None:
+            return self._collect_on_device(
+                self._on_device, n_steps, train_iter, policy_kwargs or _NO_KWARGS, random=random
+            )
         sources: dict[int, int] = {}
         while len(lacking := store.lacking(n_steps)):
             if len(lacking) < self.env_num and self._can_fill(n_steps, sources):
@@ -183,6 +206,33 @@ class RolloutCollector(Stepper):
             if self.step(policy_kwargs or _NO_KWARGS, random=random, only=lacking).lost:
                 sources.clear()  # their rows may be gone
         return store.take_rectangle(n_steps, sources, self._split_episode)
+
+    def _collect_on_device(
+        self,
+        rollout: DeviceRollout,
+        n_steps: int,
+        train_iter: int,
+        policy_kwargs: Mapping[str, Any],
+        *,
+        random: bool,
+    ) -> Batch:
+        if random:
+            self.check_random_actions()
+        gathered = rollout.collect(
+            n_steps,
+            # As many episodes may end, and a vector env may fail a few times.
+            first_new_id=self._first_of((n_steps + _SPARE_ROWS) * self.env_num),
+            train_iter=train_iter,
+            policy_kwargs=policy_kwargs,
+            random=random,
+        )
+        self._next_id, self._revision = gathered.next_id, self.env_manager.revision
+        self.env_step += n_steps * self.env_num
+        self.env_episode += len(gathered.ends)
+        self.dropped_steps += gathered.n_dropped
+        self.episode_returns, self.episode_lengths = gathered.returns, gathered.lengths
+        self.episode_successes, self.end_rows = gathered.successes, gathered.ends
+        return gathered.batch
 
     def collect_step(
         self,
@@ -198,7 +248,8 @@ class RolloutCollector(Stepper):
         Returns:
             A batch ``[R, …]``, and the env of each row, ``[R] int64``.
         """
-        if not self.env_manager.in_lockstep:
+        self.start()
+        if not self.env_manager.in_lockstep or self._on_device is not None:
             batch = self.collect(
                 self.env_num, train_iter=train_iter, policy_kwargs=policy_kwargs, random=random
             )
@@ -235,6 +286,11 @@ class RolloutCollector(Stepper):
         """
         if n_episode <= 0:
             raise ValueError(f"n_episode must be positive, got {n_episode}")
+        self.start()
+        if self._on_device is not None:
+            # The ends of single episodes are found on the host, step by step.
+            self._give_up_all_episodes()
+            self._on_device, self._memory = None, super()._make_memory()
         self._begin_call(train_iter, keeps_skipping=True)
         self._give_up_cut_episodes()
         shares, self._n_extra = even_shares(n_episode, self.env_num, self._n_extra)
@@ -252,6 +308,7 @@ class RolloutCollector(Stepper):
 
     def _begin_call(self, train_iter: int, *, keeps_skipping: bool = False) -> None:
         self.episode_returns, self.episode_lengths, self.episode_successes = [], [], []
+        self.end_rows = None
         if self._revision != self.env_manager.revision and len(self.episode_id):
             self._give_up_all_episodes()
         if self._skipped and not keeps_skipping:
@@ -264,7 +321,7 @@ class RolloutCollector(Stepper):
         """Start new episodes, because something else has launched, reset or stepped the envs."""
         self.dropped_steps += self._store.drop(self.episode_id)
         self._skipped.clear()
-        if any(self.env_manager.episode_lengths):
+        if self._on_device is not None or any(self.env_manager.episode_lengths):
             self.env_manager.reset()
         self._mode.reset()
         self._begin_all()
@@ -340,6 +397,7 @@ class RolloutCollector(Stepper):
     def state_dict(self) -> dict[str, Any]:
         """Return counters, episode ids, waiting rows, and the envs' state where they have one."""
         return {
+            "on_device": None if self._on_device is None else self._on_device.state_dict(),
             "stepper": super().state_dict(),
             "store": self._store.state_dict(),
             "dropped": self.dropped_steps,
@@ -361,6 +419,8 @@ class RolloutCollector(Stepper):
         self._store.load_state_dict(state["store"])
         self._skipped, self._partial_ids = set(state["skipped"]), set(state["partial_ids"])
         if super().load_state_dict(state["stepper"]):
+            if self._on_device is not None:
+                self._on_device.load_state_dict(state["on_device"])
             return True
         self.dropped_steps += self._store.drop(self._store.open_episodes)
         self._skipped.clear()

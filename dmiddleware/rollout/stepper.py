@@ -20,7 +20,7 @@ from dmiddleware.rollout.act_inputs import ActInputs, check_masks, masks_in, sam
 from dmiddleware.rollout.episode_info import SUCCESS_KEYS, success_of, warn_of_success
 from dmiddleware.tree import Batch, Value, from_numpy, index_rows, leaves, to_numpy
 
-__all__ = ["Stepper", "VectorStep", "first_episode_id"]
+__all__ = ["Stepper", "VectorStep", "check_output", "first_episode_id"]
 
 _FLOATS: Final = frozenset((float, np.float32, np.float64))
 
@@ -134,11 +134,15 @@ class Stepper:
             manager.launch()
         try:
             self._mode.spec.check_spaces(manager.observation_space, manager.action_space)
-            self._memory = ActInputs.of(self._mode, manager)
+            self._memory = self._make_memory()
         except BaseException:
             if launches:
                 manager.close()
             raise
+
+    def _make_memory(self) -> ActInputs | None:
+        """Return what the policy sees in addition to observations; None: nothing."""
+        return ActInputs.of(self._mode, self.env_manager)
 
     def reset(self) -> None:
         """Start new episodes in all envs.
@@ -187,7 +191,7 @@ class Stepper:
         else:
             output = memory.act(obs, env_id, policy_kwargs)
         if not self._is_checked:
-            _check_output(output, len(env_id))
+            check_output(output, len(env_id))
         if random:
             output = self._with_random_actions(output, env_id)
         action = output["action"]
@@ -284,11 +288,15 @@ class Stepper:
 
     def _new_ids(self, n: int) -> IdArray:
         """Return ids that no other episode has, ``[n] int64``."""
-        if self._next_id % (1 << _COUNTER_BITS) + n >= 1 << _COUNTER_BITS:
-            self._next_id = first_episode_id()
-        first = self._next_id
+        first = self._first_of(n)
         self._next_id += n
         return np.arange(first, self._next_id)
+
+    def _first_of(self, n: int) -> int:
+        """Return the first of ``n`` consecutive ids that no other episode has."""
+        if self._next_id % (1 << _COUNTER_BITS) + n >= 1 << _COUNTER_BITS:
+            self._next_id = first_episode_id()
+        return self._next_id
 
     def check_random_actions(self) -> None:
         """Reject random actions for an on-policy policy, which cannot learn from them.
@@ -381,7 +389,7 @@ def first_episode_id() -> int:
     return secrets.randbits(_SOURCE_BITS) << _COUNTER_BITS
 
 
-def _check_output(output: Mapping[str, object], n_envs: int) -> None:
+def check_output(output: Mapping[str, object], n_envs: int) -> None:
     """Check that a policy returned tensors with one row per env.
 
     Raises:

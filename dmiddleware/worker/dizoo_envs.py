@@ -8,10 +8,8 @@ around it. Where dizoo maps actions from [-1, 1] to the bounds itself, the env h
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import functools
 import logging
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -21,6 +19,23 @@ import numpy as np
 
 from dmiddleware.env import atari_preprocessing
 from dmiddleware.errors import ConfigError
+from dmiddleware.worker.dizoo_minigrid import minigrid_env
+from dmiddleware.worker.dizoo_teams import mujoco_team_env, spread_env
+from dmiddleware.worker.dizoo_wrappers import (
+    DelayedReward,
+    DiscreteActions,
+    Env,
+    FireReset,
+    ScaledActions,
+    StackedPlanes,
+    as_float32,
+    encoded,
+    made,
+    no_such_env,
+    optional_module,
+    planes_first,
+)
+from dmiddleware.worker.dm_envs import bsuite_env, dm_control_env
 
 __all__ = [
     "DIZOO_ENVS",
@@ -33,21 +48,18 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-Env: TypeAlias = gym.Env[Any, Any]
 Options: TypeAlias = Mapping[str, Any]
 
+_FOOTBALL: Final = "gfootball has no release for Gymnasium, and must be compiled"
 _ABSENT: Final[Mapping[str, str]] = {
     "beergame": "its env is in the files of dizoo only",
-    "bsuite": "nothing here makes it; Shimmy turns it into an env of Gymnasium",
     "competitive_rl": "competitive_rl is not on a package index",
-    "dmc2gym": "nothing here makes it; Shimmy turns tasks of dm_control into envs of Gymnasium, "
-    "and EnvPool has many of them",
-    "evogym": "Evolution Gym needs files of robots that dizoo has",
+    "evogym": "Evolution Gym has no release for a current Python, and needs files that dizoo has",
     "fake_competitive_rl": "its env is in the tests of DI-engine only",
-    "gfootball": "gfootball has no release for a current Python",
-    "gfootball-academy": "gfootball has no release for a current Python",
-    "gfootball_sp": "gfootball has no release for a current Python",
-    "gym_hybrid": "gym-hybrid is not on a package index",
+    "gfootball": _FOOTBALL,
+    "gfootball-academy": _FOOTBALL,
+    "gfootball_sp": _FOOTBALL,
+    "gym_hybrid": "its env is in the files of dizoo only",
     "gym_pybullet_drones": "gym-pybullet-drones is not on a package index",
     "gym_soccer": "gym-soccer is not on a package index",
     "ising_model": "its env is in the files of dizoo only",
@@ -56,12 +68,11 @@ _ABSENT: Final[Mapping[str, str]] = {
     "mbpendulum": "it is for world models, which are not here; for the env alone, set "
     "type='pendulum'",
     "metadrive": "MetaDrive has no release for Python 3.12 or newer",
-    "overcooked_game": "its env is in the files of dizoo only",
-    "petting_zoo_pistonball": "its env is in the files of dizoo only",
+    "overcooked_game": "Overcooked-AI has no release for Gymnasium",
+    "petting_zoo_pistonball": "its state is a picture, and the networks of a team read vectors",
     "pomdp": "its env is in the files of dizoo only",
-    "procgen": "procgen has no release for a current Python, and EnvPool's needs Qt 5",
     "rocket": "rocket-recycling is not on a package index",
-    "slime_volley": "slimevolleygym has no release for a current Gymnasium",
+    "slime_volley": "slimevolleygym has no release for Gymnasium",
     "smac": "SMAC needs the game StarCraft II, and is not on a package index",
     "stocks-v0": "its env is in the files of dizoo only",
     "tabmwp": "it asks a language model of a vendor",
@@ -157,157 +168,18 @@ def _dizoo_env(kind: str, options: Options, is_train: bool, render_mode: str | N
     return env.make({**env.keys, **options}, is_train, **kwargs)
 
 
-def _made(id: str, extra: str = "", package: str = "", **kwargs: Any) -> Env:
-    """Make an env of Gymnasium, without its warning that there are newer versions.
-
-    Raises:
-        ConfigError: if its package is not installed, or has no such env.
-    """
-    if package:
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"{id} needs the package {package}; run: pip install 'dmiddleware[{extra}]'"
-            )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            importlib.import_module(package)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return gym.make(id, **kwargs)
-    except gym.error.Error as error:
-        raise ConfigError(f"Gymnasium cannot make {id}: {error}") from error
-
-
-class _ScaledActions(gym.ActionWrapper[Any, Any, Any]):
-    """Takes actions in [-1, 1], clips them, and maps them to the bounds of the env."""
-
-    def __init__(self, env: Env) -> None:
-        super().__init__(env)
-        space = env.action_space
-        assert isinstance(space, gym.spaces.Box)
-        self._middle = (space.high + space.low) / 2
-        self._half = (space.high - space.low) / 2
-        self.action_space = gym.spaces.Box(-1.0, 1.0, space.shape, np.float32)
-
-    def action(self, action: Any) -> Any:
-        return (self._middle + self._half * np.clip(action, -1.0, 1.0)).astype(np.float32)
-
-
-class _DiscreteActions(gym.ActionWrapper[Any, Any, Any]):
-    """Takes the number of one of ``n`` equally spaced actions of an env with one number each."""
-
-    def __init__(self, env: Env, n: int) -> None:
-        super().__init__(env)
-        space = env.action_space
-        assert isinstance(space, gym.spaces.Box)
-        self._values = np.linspace(space.low, space.high, n, dtype=np.float32)
-        self.action_space = gym.spaces.Discrete(n)
-
-    def action(self, action: Any) -> Any:
-        return self._values[int(action)]
-
-
-class _DelayedReward(gym.Wrapper[Any, Any, Any, Any]):
-    """Gives the rewards of ``n_steps`` steps as one reward at the last of them."""
-
-    def __init__(self, env: Env, n_steps: int) -> None:
-        super().__init__(env)
-        self._n_steps, self._elapsed, self._total = n_steps, 0, 0.0
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        self._elapsed, self._total = 0, 0.0
-        return self.env.reset(**kwargs)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self._elapsed += 1
-        self._total += float(reward)
-        is_due = self._elapsed % self._n_steps == 0 or terminated or truncated
-        given = self._total if is_due else 0.0
-        if is_due:
-            self._total = 0.0
-        return obs, given, terminated, truncated, info
-
-
-class _FireReset(gym.Wrapper[Any, Any, Any, Any]):
-    """Begins each episode with the action FIRE, without which some games do not start."""
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        obs, info = self.env.reset(**kwargs)
-        obs, _, terminated, truncated, info = self.env.step(1)
-        if terminated or truncated:
-            obs, info = self.env.reset()
-        return obs, info
-
-
-class _StackedPlanes(gym.Wrapper[Any, Any, Any, Any]):
-    """Stacks the planes of the last observations, ``[n · C, H, W]``, the newest last."""
-
-    def __init__(self, env: Env, n: int) -> None:
-        super().__init__(env)
-        space = env.observation_space
-        assert isinstance(space, gym.spaces.Box)
-        self._n_planes, self._n = space.shape[0], n
-        self.observation_space = gym.spaces.Box(
-            np.tile(space.low, (n, 1, 1)), np.tile(space.high, (n, 1, 1)), dtype=space.dtype.type
-        )
-        self._stack: Any = None
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        obs, info = self.env.reset(**kwargs)
-        self._stack = np.tile(obs, (self._n, 1, 1))
-        return self._stack, info
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self._stack = np.concatenate([self._stack[self._n_planes :], obs])
-        return self._stack, reward, terminated, truncated, info
-
-
-def _as_float32(env: Env) -> Env:
-    """Return an env whose observations, a Box, are float32."""
-    space = env.observation_space
-    assert isinstance(space, gym.spaces.Box)
-    if space.dtype == np.float32:
-        return env
-    box = gym.spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32))
-    return gym.wrappers.TransformObservation(env, lambda obs: obs.astype(np.float32), box)
-
-
-def _encoded(env: Env, n: int, encode: Callable[[Any], tuple[int, ...]]) -> Env:
-    """Return an env whose observations are ``n`` numbers: 1 where ``encode`` says, else 0."""
-
-    def observe(obs: Any) -> Any:
-        vector = np.zeros(n, np.float32)
-        vector[list(encode(obs))] = 1
-        return vector
-
-    return gym.wrappers.TransformObservation(env, observe, gym.spaces.Box(0, 1, (n,), np.float32))
-
-
-def _planes_first(env: Env) -> Env:
-    """Return an env whose images are ``[C, H, W]``."""
-    space = env.observation_space
-    assert isinstance(space, gym.spaces.Box)
-    box = gym.spaces.Box(
-        space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1), dtype=space.dtype.type
-    )
-    return gym.wrappers.TransformObservation(env, lambda obs: obs.transpose(2, 0, 1).copy(), box)
-
-
 def _plain(id: str) -> Callable[..., Env]:
     def make(options: Options, is_train: bool, **kwargs: Any) -> Env:
-        return _made(id, **kwargs)
+        return made(id, **kwargs)
 
     return make
 
 
 def _pendulum(options: Options, is_train: bool, **kwargs: Any) -> Env:
-    env = _made("Pendulum-v1", **kwargs)
+    env = made("Pendulum-v1", **kwargs)
     if not options["continuous"]:
-        return _DiscreteActions(env, 11)
-    return _ScaledActions(env) if options["act_scale"] else env
+        return DiscreteActions(env, 11)
+    return ScaledActions(env) if options["act_scale"] else env
 
 
 def _lunarlander(options: Options, is_train: bool, **kwargs: Any) -> Env:
@@ -315,16 +187,16 @@ def _lunarlander(options: Options, is_train: bool, **kwargs: Any) -> Env:
     id = str(options["env_id"])
     is_continuous = known.get(id.replace("-v3", "-v2"))
     if is_continuous is None:
-        raise _no_such_env("lunarlander", id, known)
+        raise no_such_env("lunarlander", id, known)
     kwargs["continuous"] = is_continuous
-    env = _made("LunarLander-v3", "box2d", "Box2D", **kwargs)
-    return _ScaledActions(env) if is_continuous and options["act_scale"] else env
+    env = made("LunarLander-v3", "box2d", "Box2D", **kwargs)
+    return ScaledActions(env) if is_continuous and options["act_scale"] else env
 
 
 def _bipedalwalker(options: Options, is_train: bool, **kwargs: Any) -> Env:
-    env = _as_float32(_made("BipedalWalker-v3", "box2d", "Box2D", **kwargs))
+    env = as_float32(made("BipedalWalker-v3", "box2d", "Box2D", **kwargs))
     if options["act_scale"]:
-        env = _ScaledActions(env)
+        env = ScaledActions(env)
     if options["rew_clip"] and is_train:
         env = gym.wrappers.TransformReward(env, lambda reward: max(-10.0, float(reward)))
     return env
@@ -332,43 +204,43 @@ def _bipedalwalker(options: Options, is_train: bool, **kwargs: Any) -> Env:
 
 def _carracing(options: Options, is_train: bool, **kwargs: Any) -> Env:
     kwargs["continuous"] = bool(options["continuous"])
-    env = _planes_first(_made("CarRacing-v3", "box2d", "Box2D", **kwargs))
-    return _ScaledActions(env) if options["continuous"] and options["act_scale"] else env
+    env = planes_first(made("CarRacing-v3", "box2d", "Box2D", **kwargs))
+    return ScaledActions(env) if options["continuous"] and options["act_scale"] else env
 
 
 def _cliffwalking(options: Options, is_train: bool, **kwargs: Any) -> Env:
-    env = _made("CliffWalking-v1", max_episode_steps=options["max_episode_steps"], **kwargs)
-    return _encoded(env, 48, lambda obs: (int(obs),))
+    env = made("CliffWalking-v1", max_episode_steps=options["max_episode_steps"], **kwargs)
+    return encoded(env, 48, lambda obs: (int(obs),))
 
 
 def _taxi(options: Options, is_train: bool, **kwargs: Any) -> Env:
-    env = _made("Taxi-v4", max_episode_steps=options["max_episode_steps"], **kwargs)
+    env = made("Taxi-v4", max_episode_steps=options["max_episode_steps"], **kwargs)
     decode: Any = env.unwrapped.decode  # type: ignore[attr-defined]
 
     def encode(obs: Any) -> tuple[int, ...]:
         row, column, passenger, destination = decode(int(obs))
         return 5 * row + column, 25 + passenger, 30 + destination
 
-    return _encoded(env, 34, encode)
+    return encoded(env, 34, encode)
 
 
 def _frozen_lake(options: Options, is_train: bool, **kwargs: Any) -> Env:
     kwargs |= {key: options[key] for key in ("desc", "map_name", "is_slippery")}
-    env = _made("FrozenLake-v1", **kwargs)
+    env = made("FrozenLake-v1", **kwargs)
     n = int(env.observation_space.n)  # type: ignore[attr-defined]
-    return _encoded(env, n, lambda obs: ((int(obs) - 1) % n,))  # dizoo counts from 1
+    return encoded(env, n, lambda obs: ((int(obs) - 1) % n,))  # dizoo counts from 1
 
 
 def _atari(options: Options, is_train: bool, **kwargs: Any) -> Env:
     id, n_frames = str(options["env_id"]), int(options["frame_stack"] or 1)
     if id.startswith("ALE/"):
         kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
-    env = _made(id, "atari", "ale_py", **kwargs)
+    env = made(id, "atari", "ale_py", **kwargs)
     wrapped: Env = atari_preprocessing(env, frame_stack=1, life_loss=is_train, clip_reward=is_train)
     meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
     if "FIRE" in meanings:
-        wrapped = _FireReset(wrapped)
-    return _StackedPlanes(wrapped, n_frames)
+        wrapped = FireReset(wrapped)
+    return StackedPlanes(wrapped, n_frames)
 
 
 _MUJOCO: Final = (
@@ -383,7 +255,7 @@ def _mujoco(options: Options, is_train: bool, **kwargs: Any) -> Env:
     id = str(options["env_id"])
     name, _, version = id.partition("-v")
     if name not in _MUJOCO:
-        raise _no_such_env("mujoco", id, (f"{name}-v3" for name in _MUJOCO))
+        raise no_such_env("mujoco", id, (f"{name}-v3" for name in _MUJOCO))
     env = _mujoco_env(name, version, **kwargs)
     if options["action_bins_per_branch"]:
         raise ConfigError(
@@ -391,9 +263,9 @@ def _mujoco(options: Options, is_train: bool, **kwargs: Any) -> Env:
             "algorithm with continuous actions"
         )
     if options["use_act_scale"]:
-        env = _ScaledActions(env)
+        env = ScaledActions(env)
     if int(options["delay_reward_step"] or 0) > 1:
-        env = _DelayedReward(env, int(options["delay_reward_step"]))
+        env = DelayedReward(env, int(options["delay_reward_step"]))
     return env
 
 
@@ -403,7 +275,7 @@ def _mujoco_env(name: str, version: str, **kwargs: Any) -> Env:
     if is_old and name in _CONTACT_FORCES:
         kwargs["use_contact_forces"] = True
     number = "4" if is_old else version
-    return _as_float32(_made(f"{name}-v{number}", "mujoco", "mujoco", **kwargs))
+    return as_float32(made(f"{name}-v{number}", "mujoco", "mujoco", **kwargs))
 
 
 _D4RL_MUJOCO: Final = {"ant": "Ant", "halfcheetah": "HalfCheetah", "hopper": "Hopper",
@@ -420,14 +292,14 @@ def _d4rl(options: Options, is_train: bool, **kwargs: Any) -> Env:
     if name in _D4RL_MUJOCO:
         env = _mujoco_env(_D4RL_MUJOCO[name], "3", **kwargs)
     elif name in _D4RL_ADROIT:
-        env = _made(_D4RL_ADROIT[name], "robotics", "gymnasium_robotics", **kwargs)
-        env = _as_float32(env)
+        env = made(_D4RL_ADROIT[name], "robotics", "gymnasium_robotics", **kwargs)
+        env = as_float32(env)
     else:
         raise ConfigError(
-            f"env.env_id={id!r} of D4RL has no counterpart here: D4RL's own envs are not on a "
-            "package index; envs of MuJoCo and Adroit are here"
+            f"env.env_id={id!r} of D4RL has no counterpart here: D4RL's own envs need mujoco-py; "
+            "envs of MuJoCo and Adroit are here"
         )
-    return _ScaledActions(env) if options["use_act_scale"] else env
+    return ScaledActions(env) if options["use_act_scale"] else env
 
 
 def _bitflip(options: Options, is_train: bool, **kwargs: Any) -> Env:
@@ -469,19 +341,66 @@ class _BitFlip(gym.Env[Any, Any]):
         return np.concatenate([self._bits, self._goal]), float(is_there), is_there, is_over, {}
 
 
-def _minigrid(options: Options, is_train: bool, **kwargs: Any) -> Env:
-    for key in ("full_obs", "onehot_obs", "move_bonus"):
-        if options[key]:
-            raise ConfigError(f"env.{key} is a wrapper of dizoo only; leave it out")
-    env = _made(str(options["env_id"]), "minigrid", "minigrid", **kwargs)
-    wrappers: Any = importlib.import_module("minigrid.wrappers")
-    if options["flat_obs"]:
-        env = _as_float32(wrappers.FlatObsWrapper(env))
-    return gym.wrappers.TimeLimit(env, int(options["max_step"]))
+_PROCGEN: Final = (
+    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
+    "heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
+)  # fmt: skip
 
 
-def _no_such_env(kind: str, id: str, known: Any) -> ConfigError:
-    return ConfigError(f"env.env_id={id!r}: {kind} has no such env; it has {', '.join(known)}")
+def _procgen(options: Options, is_train: bool, **kwargs: Any) -> Env:
+    id = str(options["env_id"])
+    if id not in _PROCGEN:
+        raise no_such_env("procgen", id, _PROCGEN)
+    if not options["control_level"]:
+        raise ConfigError(
+            "env.control_level=False draws a level for each episode by the seed of the program; "
+            "leave it out for levels that env.start_level and env.num_levels name"
+        )
+    envpool = optional_module("envpool", "envpool", f"procgen's {id}")
+    levels = {key: int(options[key]) for key in ("start_level", "num_levels")}
+
+    def make(seed: int | None) -> Any:
+        own = {} if seed is None else {"seed": seed % 2**31}
+        try:
+            return envpool.make_gymnasium(f"{id.title()}Hard-v0", num_envs=1, **levels, **own)
+        except ImportError as error:  # its games are linked with Qt
+            raise ConfigError(f"procgen's {id} needs Qt 5: {error}") from error
+
+    return _PooledEnv(make)
+
+
+class _PooledEnv(gym.Env[Any, Any]):
+    """One env of EnvPool, made by a function of the seed, with float32 observations."""
+
+    def __init__(self, make: Callable[[int | None], Any]) -> None:
+        self._make, self._pool = make, make(None)
+        space = self._pool.observation_space
+        self.observation_space = gym.spaces.Box(
+            space.low.astype(np.float32), space.high.astype(np.float32)
+        )
+        self.action_space = self._pool.action_space
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._pool.close()
+            self._pool = self._make(seed)
+        return self._pool.reset()[0][0].astype(np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, rewards, terminated, truncated, _ = self._pool.step(np.array([action]))
+        return (
+            obs[0].astype(np.float32),
+            float(rewards[0]),
+            bool(terminated[0]),
+            bool(truncated[0]),
+            {},
+        )
+
+    def close(self) -> None:
+        self._pool.close()
 
 
 DIZOO_ENVS: Final[Mapping[str, DizooEnv]] = {
@@ -505,13 +424,23 @@ DIZOO_ENVS: Final[Mapping[str, DizooEnv]] = {
         _lunarlander, {"env_id": "LunarLander-v2", "act_scale": False}, ("action_clip",)
     ),
     "minigrid": DizooEnv(
-        _minigrid,
+        minigrid_env,
         {
             "env_id": None, "max_step": 300, "flat_obs": True, "full_obs": False,
             "onehot_obs": False, "move_bonus": False,
         },
     ),
     "bitflip": DizooEnv(_bitflip, {"n_bits": None}),
+    "bsuite": DizooEnv(bsuite_env, {"env_id": None}),
+    "dmc2gym": DizooEnv(
+        dm_control_env,
+        {
+            "domain_name": None, "task_name": None, "frame_skip": 4, "warp_frame": False,
+            "scale": False, "clip_rewards": False, "action_repeat": 1, "frame_stack": 3,
+            "from_pixels": True, "height": 84, "width": 84, "channels_first": True, "resize": 84,
+        },
+        ("env_id", "visualize_reward"),
+    ),
     "mountain_car": DizooEnv(_plain("MountainCar-v0"), unused=("env_id",)),
     "mujoco": DizooEnv(
         _mujoco,
@@ -521,7 +450,29 @@ DIZOO_ENVS: Final[Mapping[str, DizooEnv]] = {
         },
         ("action_clip", "env_wrapper", "save_replay_gif", "replay_path_gif"),
     ),
+    "mujoco_multi": DizooEnv(
+        functools.partial(mujoco_team_env, _mujoco_env),
+        {
+            "scenario": None, "agent_conf": None, "agent_obsk": None, "k_categories": None,
+            "global_categories": None, "add_agent_id": False, "episode_limit": 1000,
+        },
+        ("agent_obsk_agents", "env_version", "obs_add_global_pos"),
+    ),
     "pendulum": DizooEnv(_pendulum, {"act_scale": False, "continuous": True}, ("env_id",)),
+    "petting_zoo": DizooEnv(
+        spread_env,
+        {
+            "env_id": None, "n_agent": None, "n_landmark": None, "max_cycles": 25,
+            "continuous_actions": False, "act_scale": False, "agent_obs_only": False,
+            "agent_specific_global_state": False,
+        },
+        ("env_family",),
+    ),
+    "procgen": DizooEnv(
+        _procgen,
+        {"env_id": "coinrun", "control_level": True, "start_level": 0, "num_levels": 0},
+        ("is_train",),
+    ),
     "taxi": DizooEnv(_taxi, {"max_episode_steps": 200}, ("env_id",)),
 }  # fmt: skip
 """The envs of dizoo that are here."""

@@ -131,7 +131,7 @@ class FollowerData:
             env_step=env_step,
             env_episode=env_episode,
             train_iter=ctx.train_iter,
-            logged=dict(ctx.logged),
+            logged={name: float(value) for name, value in ctx.logged.items()},
             trajectories=ctx.trajectories,
             trajectory_end_idx=ctx.trajectory_end_idx,
             episodes=ctx.episodes,

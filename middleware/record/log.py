@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -104,6 +105,7 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
         self._warned: set[str] = set()
         self._others: dict[str, Any] = {}
         self._unread: list[UpdateOutput] = []
+        self._on_device: list[tuple[str, torch.Tensor]] = []  # scalars that nobody has read
         self._at: dict[str, int] = {}  # the counters now
         self._before: dict[str, int] = {}  # those of the last write, and when it was
         self._written_at = 0.0
@@ -136,12 +138,7 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
         """Collect the metrics of the step on its way back; write them at intervals."""
         yield
         for name, value in ctx.logged.items():
-            if name in COUNTS:
-                self._set_total(name, self._totals.get(name, 0.0) + value)
-            elif name in TOTALS:
-                self._set_total(name, self._offset(name, value) + value)
-            else:
-                self._add(name, value)
+            self._note_logged(name, value)
         output = ctx.train_output
         if output is not None:
             for item in output if isinstance(output, list) else [output]:
@@ -161,9 +158,19 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
             self._log_rates(ctx)
             self._flush()
 
+    def _note_logged(self, name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            self._on_device.append((name, value))
+        elif name in COUNTS:
+            self._set_total(name, self._totals.get(name, 0.0) + value)
+        elif name in TOTALS:
+            self._set_total(name, self._offset(name, value) + value)
+        else:
+            self._add(name, value)
+
     def close(self) -> None:
         """Write the metrics since the last write."""
-        if self._sums or self._unread or self._has_new_totals:
+        if self._sums or self._unread or self._on_device or self._has_new_totals:
             self._flush()
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,6 +193,7 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
         self._run.metrics.load_state_dict(state["metrics"])
         self._interval.load_state_dict(state["interval"])
         self._unread.clear()
+        self._on_device.clear()
         self._sums = {name: list(entry) for name, entry in state.get("sums", {}).items()}
         self._others = dict(state.get("others", {}))
         self._totals = dict(state.get("totals", {}))
@@ -290,6 +298,13 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
         unread, self._unread = self._unread, []
         for output in unread:
             self._add_output(output)
+        if self._on_device:
+            names, scalars = zip(*self._on_device, strict=True)
+            self._on_device = []
+            numbers = torch.stack([scalar.detach().double() for scalar in scalars]).tolist()
+            for name, number in zip(names, numbers, strict=True):
+                if not math.isnan(number):
+                    self._add(name, number)
 
     def _flush(self) -> None:
         self._read_outputs()

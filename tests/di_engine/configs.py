@@ -115,6 +115,7 @@ def _warm_up() -> None:
     import dmiddleware.worker.commands  # noqa: F401
 
     torch.set_num_threads(1)
+    os.environ.setdefault("MUJOCO_GL", "egl")  # draws without a display
 
 
 def _received(reader: Connection, path: Path, checkout: Path) -> Row:

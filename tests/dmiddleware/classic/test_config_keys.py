@@ -155,6 +155,14 @@ def test_a_setting_that_has_one_value_here_is_accepted_with_it_alone():
             create_policy({**config_of("ppo_offpolicy"), **given})
 
 
+def test_what_off_policy_ppo_never_reads_is_left_out_with_a_warning(caplog):
+    given = {"recompute_adv": True, "learn": {"epoch_per_collect": 3}}
+    policy = create_policy({**config_of("ppo_offpolicy"), **given})
+    assert policy.cfg.learn.epoch_per_collect == 1 and not policy.cfg.learn.recompute_advantage
+    assert "epoch_per_collect (learn.update_per_collect" in caplog.text
+    assert "recompute_adv (" in caplog.text
+
+
 def test_a_setting_under_its_own_name_wins():
     cfg = {**config_of("ppo"), "discount_factor": 0.5, "collect": {"discount_factor": 0.9}}
     assert create_policy(cfg).cfg.discount_factor == 0.5
@@ -237,6 +245,12 @@ def test_importance_weights_can_be_ignored(weighted, transitions):
             "qrdqn",
             {"encoder_hidden_size_list": [8], "head_hidden_size": 5},
             {"encoder_hidden_sizes": [8], "head_hidden_sizes": [5]},
+        ),
+        (
+            "r2d2",
+            {"encoder_hidden_size_list": [8, 6], "res_link": True},
+            {"encoder_hidden_sizes": [8, 6], "hidden_size": 6, "head_hidden_sizes": [6],
+             "residual": True},
         ),
         ("c51", {"n_atom": 11}, {"n_atoms": 11}),
         (
@@ -345,11 +359,23 @@ def test_an_encoder_that_no_network_has_is_refused(sizes, word):
         ("c51", {"n_atomz": 3}, "n_atoms"),
         ("dqn", {"encoder_hidden_size": [8]}, "encoder_hidden_sizes"),
         ("dqn", {"dropout": 0.1}, "network of your own"),
+        ("sac", {"share_encoder": True}, "encoders of their own"),
     ],
 )
 def test_arguments_that_no_network_has_name_what_to_write(name, given, word):
     with pytest.raises(ConfigError, match=word):
         create_policy({"type": name, "model": {**VECTOR, **given}})
+
+
+def test_qmix_without_its_mixing_network_is_vdn():
+    shapes = {"agent_num": 2, "obs_shape": 3, "global_obs_shape": 4, "action_shape": 5}
+    summed, vdn = (
+        create_policy({"type": name, "seed": 0, "model": {**shapes, **mixer}})
+        for name, mixer in (("qmix", {"mixer": False}), ("vdn", {}))
+    )
+    states = [policy.eval_mode.state_dict()["model"] for policy in (summed, vdn)]
+    torch.testing.assert_close(*states)
+    assert type(summed.policy.model) is type(vdn.policy.model)
 
 
 def test_the_heads_of_actor_and_critic_may_have_different_layers():
@@ -402,6 +428,7 @@ def test_a_setting_that_would_change_what_is_learned_is_not_dropped(name, given,
     ("name", "given"),
     [
         ("dqn", {"noisy_net": False}),
+        ("sac", {"model_type": "state"}),
         ("ppo", {"learn": {"pretrained_model_path": None, "kl_beta": 0.05}}),
         ("bc", {"loss_type": "mse_loss"}),
     ],

@@ -1,3 +1,4 @@
+import importlib
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,7 @@ from dmiddleware.ding.utils import set_pkg_seed
 from dmiddleware.env import SyncEnvManager, agent_spaces
 from dmiddleware.errors import ConfigError, RegistryError, SpaceError
 from dmiddleware.policy import MAPPOPolicy, QMIXPolicy
+from dmiddleware.worker.dizoo_envs import training_env
 
 N_AGENT, N_OBS, N_STATE, N_ACTION = 2, 3, 4, 5
 
@@ -241,3 +243,34 @@ def test_a_file_of_old_pettingzoo_resets_to_the_observations() -> None:
     env = module.parallel_wrapper_fn(simple_spread.env)(N=2)
     assert sorted(env.reset(seed=1)) == ["agent_0", "agent_1"]
     assert conversions.parallel_wrapper_fn(simple_spread.env)(N=2).reset()[1] is not None
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_particles_of_a_file_of_old_pettingzoo_move_as_in_dizoo(continuous: bool) -> None:
+    conversions = pytest.importorskip("pettingzoo.utils.conversions")
+    particles = pytest.importorskip("mpe2._mpe_utils.simple_env")
+    module = ModuleType("file")
+    module.Scenario = importlib.import_module("mpe2.simple_spread.simple_spread").Scenario  # type: ignore[attr-defined]
+
+    class RawEnv(particles.SimpleEnv):  # type: ignore[misc]
+        def __init__(self) -> None:
+            scenario = module.Scenario()
+            world = scenario.make_world(3)
+            options = {"continuous_actions": continuous, "local_ratio": 0.5}
+            super().__init__(scenario, world, 25, **options)
+
+    RawEnv.__module__ = "file"
+    module.RawEnv = RawEnv  # type: ignore[attr-defined]
+    use_old_rules(module)
+    env = conversions.parallel_wrapper_fn(particles.make_env(RawEnv))()
+    options = {"env_id": "simple_spread_v2", "n_agent": 3, "n_landmark": 3}
+    team = training_env("petting_zoo", {**options, "continuous_actions": continuous})
+    env.reset(seed=1)
+    team.reset(seed=1)
+    for step in range(25):
+        numbers = np.abs(np.sin(np.arange(step, step + 15))).reshape(3, 5).astype(np.float32)
+        actions = numbers if continuous else (numbers[:, 0] * 5).astype(int)
+        obs, rewards, *_ = env.step(dict(zip(env.possible_agents, actions, strict=True)))
+        seen, reward, *_ = team.step(actions)
+        assert np.stack(list(obs.values())) == pytest.approx(seen["agents"], abs=1e-5)
+        assert 2 * sum(rewards.values()) == pytest.approx(reward[0])  # local_ratio halves both

@@ -60,10 +60,13 @@ def test_no_gradient_flows_into_an_earlier_episode(core):
     assert (of_steps[:, 0] > 0).all()
 
 
+@pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("core", CORES)
-def test_a_sequence_equals_its_steps(core):
+def test_a_sequence_equals_its_steps(core, residual):
     torch.manual_seed(0)
-    network = RecurrentActorCritic(3, 2, core=core, hidden_size=8)
+    network = RecurrentActorCritic(
+        3, 2, core=core, hidden_size=8, encoder_hidden_sizes=[8], residual=residual
+    )
     obs, is_first = torch.randn(T, B, 3), starts()
     seen = {
         "is_first": is_first,
@@ -163,6 +166,18 @@ def test_the_weights_of_the_core_start_orthogonal():
     weight = core.weight_hh_l0.detach()
     torch.testing.assert_close(weight.T @ weight, torch.eye(4))
     assert (core.bias_hh_l0 == 0).all()
+
+
+def test_a_residual_core_adds_the_features_of_the_encoder():
+    network = RecurrentQNetwork(3, 2, hidden_size=8, encoder_hidden_sizes=[8], residual=True)
+    for parameter in network.core.parameters():
+        parameter.data.zero_()  # an LSTM without weights returns 0
+    obs, is_first = torch.randn(T, B, 3), starts()
+    columns = {"prev_action": torch.zeros(T, B).long(), "prev_reward": torch.zeros(T, B)}
+    output = network(obs, network.initial_state(B), is_first=is_first, **columns)
+    torch.testing.assert_close(output["logit"], network.head(network.encoder(obs))["logit"])
+    with pytest.raises(ValueError, match="hidden_size must be 8"):
+        RecurrentQNetwork(3, 2, hidden_size=9, encoder_hidden_sizes=[8], residual=True)
 
 
 @pytest.mark.parametrize("wrong", [{"core": "rnn"}, {"hidden_size": 0}, {"init": "xavier"}])

@@ -42,6 +42,7 @@ def box(n):
             box(2),
         ),
         ("minigrid", {"env_id": "MiniGrid-Empty-8x8-v0"}, (2835,), gym.spaces.Discrete(7)),
+        ("minigrid", {"env_id": "MiniGrid-NoisyTV-v0"}, (2835,), gym.spaces.Discrete(7)),
         ("mountain_car", {}, (2,), gym.spaces.Discrete(3)),
         ("mujoco", {"env_id": "Ant-v3"}, (111,), box(8)),
         ("mujoco", {"env_id": "HalfCheetah-v3"}, (17,), box(6)),
@@ -116,6 +117,48 @@ def test_flipping_the_last_wrong_bit_ends_the_episode_with_a_reward():
     assert [step[2:4] for step in steps] == [(False, False)] * 3 + [(False, True)]
 
 
+def test_noisy_tiles_give_rewards_and_change_what_is_seen():
+    env = training_env("minigrid", {"env_id": "MiniGrid-NoisyTV-v0", "max_step": 100})
+    rewards, n_changed = [], 0
+    for seed in range(20):
+        env.reset(seed=seed)
+        for step in range(100):
+            action = 2 if step % 5 else step // 5 % 2
+            obs, reward, terminated, truncated, _ = env.step(action)
+            rewards.append(reward)
+            n_changed += bool((obs % 1 == 0.5).any())
+            assert set(np.unique(obs % 1)) <= {0.0, 0.5}
+            if terminated:
+                break
+        assert terminated or truncated
+    noisy = [reward for reward in rewards if 0 < reward <= 0.1]
+    assert noisy and all(reward >= 0.05 for reward in noisy)
+    assert n_changed > 10
+
+
+def procgen(**options):
+    pytest.importorskip("envpool")
+    try:
+        return training_env("procgen", options)
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+def test_levels_of_procgen_are_those_that_the_config_names():
+    env = procgen(env_id="coinrun", start_level=3, num_levels=1)
+    assert env.action_space == gym.spaces.Discrete(15)
+    first, _ = env.reset(seed=0)
+    assert first in env.observation_space and first.shape == (3, 64, 64)
+    assert first.dtype == np.float32 and first.max() > 1
+    env.step(7)
+    assert (env.reset()[0] == first).all()
+    assert (env.reset(seed=1)[0] == first).all()
+    env.close()
+    env = procgen(env_id="coinrun")
+    assert (env.reset(seed=0)[0] != first).any()
+    env.close()
+
+
 def config(kind, **env):
     main = {
         "exp_name": "trial",
@@ -177,7 +220,10 @@ def test_an_env_that_is_not_here_is_refused_with_the_reason(kind, env, word, tmp
         ("mujoco", {"env_id": "Walk2d-v3"}, "Walker2d-v3"),
         ("mujoco", {"env_id": "Hopper-v3", "action_bins_per_branch": 4}, "BDQ"),
         ("d4rl", {"env_id": "kitchen-complete-v0"}, "D4RL"),
-        ("minigrid", {"env_id": "MiniGrid-NoisyTV-v0"}, "NoisyTV"),
+        ("minigrid", {"env_id": "MiniGrid-AKTDT-7x7-1-v0"}, "files of dizoo"),
+        ("minigrid", {"env_id": "MiniGrid-None-v0"}, "MiniGrid-None"),
+        ("procgen", {"env_id": "coinrum"}, "coinrun"),
+        ("procgen", {"control_level": False}, "start_level"),
         ("lunarlander", {"env_id": "LunarLander-v9"}, "LunarLanderContinuous-v2"),
     ],
 )

@@ -1,0 +1,40 @@
+"""One step of a vector env whose observations are tensors, without a value that the host reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dmiddleware.env.batching import NestedArrays
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DeviceStep"]
+
+
+@dataclass(slots=True)
+class DeviceStep:
+    """What a step returned, on the device of the envs; nobody writes to the tensors again.
+
+    Attributes:
+        ready_obs: ``[E, …]`` tensors, or nested dicts and tuples of them: what to act on next.
+        next_obs: ``[E, …]``, the true successors; the same object as ``ready_obs`` if the vector
+            env returned no final observations.
+        reward: ``[E] float32``.
+        terminated: ``[E] bool``.
+        truncated: ``[E] bool``.
+        valid: ``[E] bool``, which rows are transitions; None: all of them.
+        infos: the vector env's infos.
+        has_final_obs: whether ``next_obs`` is right where an episode ended.
+    """
+
+    ready_obs: NestedArrays
+    next_obs: NestedArrays
+    reward: torch.Tensor
+    terminated: torch.Tensor
+    truncated: torch.Tensor
+    valid: torch.Tensor | None
+    infos: Mapping[str, Any]
+    has_final_obs: bool

@@ -1,0 +1,223 @@
+"""The replay buffer on a device, beside sums and frequencies that are computed here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dmiddleware.data import DeviceBuffer, PrioritySamplerSettings, ReplayBuffer, TensorBuffer
+from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData, StructureError
+from dmiddleware.rl import Schedule
+from dmiddleware.tree import Batch, as_tree, leaves
+
+LANES = 3
+GAMMA = 0.9
+
+
+def steps(n: int, *, first: int = 0, seed: int = 0) -> Batch:
+    """Make steps of lanes whose episodes end at random, with rows that name themselves."""
+    random = torch.Generator().manual_seed(seed + first)
+    number = torch.arange(first, first + n).unsqueeze(1).expand(n, LANES)
+    name = number * LANES + torch.arange(LANES)
+    done = torch.rand((n, LANES), generator=random) < 0.2
+    return as_tree(
+        {
+            "obs": as_tree({"name": name.float(), "picture": name.to(torch.uint8)}),
+            "next_obs": as_tree({"name": name.float() + 0.5, "picture": name.to(torch.uint8)}),
+            "action": name % 2,
+            "reward": torch.rand((n, LANES), generator=random),
+            "done": done,
+            "terminated": done & (name % 2 == 0),
+            "truncated": done & (name % 2 == 1),
+            "episode_id": torch.zeros((n, LANES), dtype=torch.int64),
+        }
+    )
+
+
+def with_ids(batches: list[Batch]) -> list[Batch]:
+    """Give the rows of each episode an id of its own, over all batches."""
+    current = torch.arange(LANES)
+    following = LANES
+    for batch in batches:
+        for step in range(len(batch["done"])):
+            batch["episode_id"][step] = current
+            for lane in batch["done"][step].nonzero()[:, 0].tolist():
+                current[lane] = following
+                following += 1
+    return batches
+
+
+def filled(size: int, *, n_step: int = 1, **options: object) -> tuple[DeviceBuffer, Batch]:
+    batches = with_ids([steps(5), steps(7, first=5), steps(8, first=12)])
+    buffer = DeviceBuffer(size, n_step=n_step, discount=GAMMA, seed=1, **options)
+    for batch in batches:
+        buffer.push(batch)
+    rows = {
+        path: torch.cat([dict(leaves(batch))[path] for batch in batches])
+        for path, _ in leaves(batches[0])
+    }
+    return buffer, rows
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 4])
+@pytest.mark.parametrize("size", [300, 30])
+def test_samples_are_the_rows_that_were_pushed_with_their_returns(size, n_step):
+    buffer, rows = filled(size, n_step=n_step)
+    assert isinstance(buffer, ReplayBuffer)
+    assert len(buffer) == min(size, 60)
+    seen = set()
+    for _ in range(60):
+        batch = dict(leaves(buffer.sample(20)))
+        for at, index in enumerate(batch["index"].tolist()):
+            step, lane = divmod(index, LANES)
+            seen.add(index)
+            assert batch["obs.name"][at] == index
+            total, discount, last = 0.0, 1.0, step
+            for later in range(step, min(step + n_step, 20)):
+                total += discount * rows["reward"][later, lane].item()
+                discount, last = discount * GAMMA, later
+                if rows["done"][later, lane]:
+                    break
+            assert batch["reward"][at].item() == pytest.approx(total)
+            assert batch["next_obs.name"][at] == rows["next_obs.name"][last, lane]
+            assert batch["terminated"][at] == rows["terminated"][last, lane]
+            assert batch["action"][at] == rows["action"][step, lane]
+            if n_step > 1:
+                assert batch["discount"][at].item() == pytest.approx(discount)
+    assert seen == set(range(60 - len(buffer), 60))
+
+
+def test_the_returns_are_those_of_the_buffer_of_the_host():
+    buffer, _ = filled(30, n_step=3)
+    host = TensorBuffer(30, n_step=3, discount=GAMMA, seed=0)
+    for batch in with_ids([steps(5), steps(7, first=5), steps(8, first=12)]):
+        host.push(batch)
+    batch = host.sample(30)
+    theirs = {row: at for at, row in enumerate(batch["index"].tolist())}
+    ours = buffer.sample(30)
+    for name in ("reward", "discount", "terminated", "done"):
+        for at, row in enumerate(ours["index"].tolist()):
+            if row in theirs:
+                torch.testing.assert_close(ours[name][at], batch[name][theirs[row]])
+
+
+def test_all_rows_are_drawn_alike():
+    buffer, _ = filled(300)
+    counts = np.bincount(buffer.sample(60)["index"], minlength=60).astype(float)
+    for _ in range(999):
+        counts += np.bincount(buffer.sample(60)["index"], minlength=60)
+    assert np.abs(counts - 1000).max() < 5 * 1000**0.5
+
+
+@pytest.mark.parametrize("size", [300, 30])
+def test_rows_are_drawn_in_proportion_to_their_priorities(size):
+    settings = PrioritySamplerSettings(alpha=0.5, beta=1.0, eps=1e-6)
+    buffer, _ = filled(size, priority=settings)
+    assert buffer.lacks_priorities
+    held = torch.arange(60 - len(buffer), 60)
+    priority = 1.0 + held.float() % 7
+    assert buffer.update_priority(held, priority) == len(held)
+    assert not buffer.lacks_priorities
+    shares = priority.double().sqrt() / priority.double().sqrt().sum()
+    counts = torch.zeros(60)
+    for _ in range(500):
+        batch = buffer.sample(20)
+        counts += torch.bincount(batch["index"], minlength=60)
+        drawn = shares[batch["index"] - held[0]]
+        torch.testing.assert_close(batch["weight"], (drawn.min() / drawn).float())
+    expected = shares * 10_000
+    assert ((counts[held] - expected).abs() < 5 * expected.sqrt()).all()
+
+
+def test_new_rows_have_the_highest_priority_and_old_ones_are_not_touched():
+    buffer, _ = filled(30, priority=PrioritySamplerSettings(alpha=1.0, beta=0.0))
+    buffer.update_priority(torch.arange(30, 60), torch.full((30,), 0.001))
+    buffer.update_priority(torch.tensor([0, 40]), torch.tensor([1e6, 50.0]))  # 0 is gone
+    assert (buffer.sample(20)["index"] == 40).float().mean() > 0.9
+    buffer.push(with_ids([steps(1, first=20)])[0])
+    counts = torch.bincount(torch.cat([buffer.sample(20)["index"] for _ in range(100)]))
+    assert counts[60:].min() > 300
+    assert counts[40] > 300  # now they are four of the same priority
+
+
+def test_rows_are_held_in_a_batch_that_is_larger_than_the_buffer():
+    buffer = DeviceBuffer(4 * LANES, seed=0)
+    assert buffer.push(steps(9)) == range(5 * LANES, 9 * LANES)
+    assert set(buffer.sample(12)["index"].tolist()) <= set(range(15, 27))
+    for _ in range(30):
+        batch = buffer.sample(12)
+        assert torch.equal(batch["obs"]["name"].long(), batch["index"])
+
+
+@pytest.mark.parametrize("priority", [None, PrioritySamplerSettings()])
+def test_a_restored_buffer_draws_the_same(priority):
+    buffer, _ = filled(30, n_step=2, priority=priority)
+    if priority is not None:
+        buffer.update_priority(torch.arange(40, 50), torch.arange(10.0))
+    other = DeviceBuffer(30, n_step=2, discount=GAMMA, priority=priority, seed=77)
+    other.load_state_dict(buffer.state_dict())
+    for _ in range(3):
+        ours, theirs = (dict(leaves(held.sample(8))) for held in (buffer, other))
+        assert all(torch.equal(ours[path], theirs[path]) for path in ours)
+        more = with_ids([steps(2, first=20)])[0]
+        buffer.push(more)
+        other.push(more)
+
+
+def test_a_state_of_another_buffer_is_refused():
+    state = filled(30)[0].state_dict()
+    with pytest.raises(CheckpointMismatch, match="size=60"):
+        DeviceBuffer(60).load_state_dict(state)
+    with pytest.raises(CheckpointMismatch, match="priority"):
+        DeviceBuffer(30, priority=PrioritySamplerSettings()).load_state_dict(state)
+    with pytest.raises(CheckpointMismatch, match="no leaves"):
+        DeviceBuffer(30).load_state_dict({})
+
+
+def test_rows_of_other_lanes_or_structure_are_refused_and_nothing_changes():
+    buffer, _ = filled(30)
+    wrong = steps(2)
+    flat = as_tree({name: column.flatten() for name, column in leaves(wrong)})
+    for batch, message in (
+        (flat, r"\[T, 3, …\]"),
+        (as_tree({**dict(wrong.items()), "more": wrong["reward"]}), "more"),
+        (as_tree({**dict(wrong.items()), "reward": wrong["reward"].double()}), "float64"),
+        (as_tree({**dict(wrong.items()), "reward": wrong["obs"]["name"][..., None]}), "shape"),
+    ):
+        with pytest.raises(StructureError, match=message):
+            buffer.push(batch)
+    assert len(buffer) == 30
+
+
+def test_too_few_rows_and_small_sizes_are_refused():
+    with pytest.raises(NotEnoughData, match="has 30"):
+        filled(30)[0].sample(31)
+    with pytest.raises(ConfigError, match="at least 15"):
+        DeviceBuffer(10, n_step=4, discount=GAMMA).push(steps(2))
+
+
+def test_it_takes_what_the_policy_knows_and_compares_it_later():
+    buffer = DeviceBuffer(30)
+    buffer.bind(n_step=3, discount=0.5)
+    assert (buffer.n_step, buffer.discount) == (3, 0.5)
+    with pytest.raises(ConfigError, match=r"discount=0\.5"):
+        buffer.bind(n_step=3, discount=0.6)
+    with pytest.raises(ConfigError, match="sequences"):
+        buffer.bind(n_step=1, discount=0.5, burn_in=4)
+    with pytest.raises(ConfigError, match="has no discount"):
+        buffer = DeviceBuffer(30, n_step=2)
+        buffer.push(steps(5))
+        buffer.sample(2)
+
+
+def test_beta_follows_its_schedule():
+    beta = Schedule.linear(0.0, 1.0, decay=10, by="update")
+    buffer, _ = filled(30, priority=PrioritySamplerSettings(alpha=1.0, beta=beta))
+    buffer.update_priority(torch.arange(30, 60), 1.0 + torch.arange(30.0))
+    assert (buffer.sample(30)["weight"] == 1).all()
+    for _ in range(9):
+        buffer.sample(30)
+    batch = buffer.sample(30)
+    assert float(batch["weight"].min()) < 0.2
+    assert buffer.schedules == {"beta": beta}
