@@ -212,35 +212,35 @@ class Supervisor:
             TimeoutError: if an answer is late.
             Exception: the error of a method.
         """
-        left = {call.req_id: call for call in send_payloads}
+        pending = {call.req_id: call for call in send_payloads}
         answers: dict[str | None, RecvPayload] = {}
-        others = []
+        unrelated = []
         try:
-            while left:
-                for answer in self._next_of(left, ignore_err, timeout):
-                    if answer.req_id not in left:
-                        others.append(answer)
+            while pending:
+                for answer in self._next_of(pending, ignore_err, timeout):
+                    if answer.req_id not in pending:
+                        unrelated.append(answer)
                         continue
-                    del left[answer.req_id]
+                    del pending[answer.req_id]
                     answers[answer.req_id] = answer
                     if callback is not None:
-                        callback(answer, left)
+                        callback(answer, pending)
         finally:
-            for answer in others:
+            for answer in unrelated:
                 self._answers.put(answer)
         return [answers[call.req_id] for call in send_payloads]
 
     def _next_of(
-        self, left: dict[str, SendPayload], ignore_err: bool, timeout: float | None
+        self, pending: dict[str, SendPayload], ignore_err: bool, timeout: float | None
     ) -> list[RecvPayload]:
         """Return the next answer, or, after the timeout, an error for each call that is left."""
         try:
             return [self.recv(ignore_err, timeout)]
         except queue.Empty:
-            late = TimeoutError(f"{len(left)} calls were not answered within {timeout:g} s")
+            late = TimeoutError(f"{len(pending)} calls were not answered within {timeout:g} s")
             if not ignore_err:
                 raise late from None
-            return [RecvPayload(x.proc_id, x.req_id, x.method, err=late) for x in left.values()]
+            return [RecvPayload(x.proc_id, x.req_id, x.method, err=late) for x in pending.values()]
 
     def get_child_attr(self, proc_id: int, key: str) -> Any:
         """Return an attribute of one object."""

@@ -232,7 +232,7 @@ def sqil_data_pusher(cfg: EasyDict, buffer_: Any, expert: bool) -> Any:
 def buffer_saver(
     cfg: EasyDict, buffer_: DequeBuffer, every_envstep: int = 1000, replace: bool = False
 ) -> Any:
-    """Save the buffer at first and every so many env steps to ``<exp_name>/replaybuffer``."""
+    """Save the buffer to ``<exp_name>/replaybuffer``, at first and every ``every_envstep``."""
     next_at = 0
 
     @declared(roles=(Role.LEARNER,))

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _PRIORITIES: Final = ("priority", "td_error_priority")
-"""Outputs of an update that are no metrics."""
+"""Outputs of an update that are not metrics."""
 
 
 class CkptSaver(BaseMiddleware[RLContext]):

@@ -174,7 +174,7 @@ class _RandomPolicy:
 def collect_transitions(
     cfg: EasyDict, policy: Any, env: Any, n_random: int, *, episodes: bool
 ) -> Step:
-    """Collect so many steps, or whole episodes, as the config says.
+    """Collect the steps, or the whole episodes, that the config asks for.
 
     Args:
         cfg: the compiled config.
@@ -280,7 +280,7 @@ def train_samples(policy: Any) -> Step:
 
 
 def learn_samples(n_updates: int, draw: Step, *rest: Step) -> Step:
-    """Make so many updates, each by steps of which the first draws ``ctx.train_data``."""
+    """Make ``n_updates``, each by steps of which the first draws ``ctx.train_data``."""
 
     @declared(roles=(Role.LEARNER,), writes=("train_data", "train_output", "train_iter"))
     def learn(ctx: Any) -> None:
