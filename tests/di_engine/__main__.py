@@ -41,12 +41,12 @@ def main() -> None:
         parts["speed"] = lambda checkout: [speed.run(checkout, options.di_engine.absolute())]
     results = read_results()
     for name in options.only or parts:
-        rows = _kept_by_group(name, parts[name](checkout), results)
+        rows = keep_by_group(name, parts[name](checkout), results)
         print(name, counts(rows), flush=True)
     _PAGE.write_text(render(results), encoding="utf-8")
 
 
-def _kept_by_group(name: str, part: Iterable[Row], results: dict[str, list[Row]]) -> Iterable[Row]:
+def keep_by_group(name: str, part: Iterable[Row], results: dict[str, list[Row]]) -> Iterable[Row]:
     """Run a part and write its rows after each group, which replace those of an earlier run."""
     earlier, rows = results.get(name, []), list[Row]()
     for group, of_group in groupby(part, key=lambda row: row.group):
