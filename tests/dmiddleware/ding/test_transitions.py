@@ -229,6 +229,7 @@ def test_a_list_gets_priorities_rewards_and_an_expert_s_rewards() -> None:
     ctx, buffer = OnlineRLContext(), DequeBuffer(size=10)
     ctx.train_data = rows = [Row(reward=torch.tensor([float(number)])) for number in (1, 2)]
     reward_estimator(CFG, Doubled())(ctx)
+    assert ctx.train_data is rows
     ctx.trajectories = rows
     priority_calculator(lambda transitions: [5.0 * row.reward.item() for row in transitions])(ctx)
     assert [row.priority for row in rows] == [10.0, 20.0]
