@@ -292,3 +292,16 @@ def test_a_stock_policy_with_a_masked_epsilon_acts_greedily() -> None:
         for eps in (-1, 0.0)
     )
     assert masked == greedy
+
+
+def test_the_manager_of_each_name_is_made_from_functions_and_the_config() -> None:
+    from ding.envs import BaseEnvManager, SubprocessEnvManagerV2
+
+    cfg = {**BaseEnvManager.default_config(), "max_retry": 1}
+    manager = BaseEnvManager([lambda: Corridor()] * 2, cfg)
+    assert manager.env_num == 2
+    assert isinstance(manager, BaseEnvManager)
+    assert not isinstance(manager, SubprocessEnvManagerV2)
+    assert isinstance(SubprocessEnvManagerV2([lambda: Corridor()]), BaseEnvManager)
+    with manager:
+        assert manager.ready_obs.shape == (2, 1)
