@@ -62,7 +62,9 @@ def test_each_test_of_a_checkout_gets_a_row_with_what_became_of_it(
 
 
 @pytest.mark.process
-def test_processes_that_a_test_starts_find_ding_too(tmp_path: Path) -> None:
+def test_processes_that_a_test_starts_find_ding_and_a_conftest_may_be_refused(
+    tmp_path: Path,
+) -> None:
     _write(
         tmp_path,
         "data/tests/test_spawned.py",
@@ -75,7 +77,11 @@ def test_processes_that_a_test_starts_find_ding_too(tmp_path: Path) -> None:
         "    process.join()\n"
         "    assert process.exitcode == 0\n",
     )
-    assert [row.outcome for row in run(tmp_path, ("data",))] == ["runs"]
+    _write(tmp_path, "league/tests/conftest.py", "from ding.framework import NNGMQ\n")
+    _write(tmp_path, "league/tests/test_queue.py", "def test_it(): ...\n")
+    spawned, refused = run(tmp_path, ("data", "league"))
+    assert spawned.outcome == "runs"
+    assert (refused.outcome, "message queue" in refused.reason) == ("refused", True)
 
 
 def test_a_run_that_is_cut_keeps_the_rows_of_each_group_that_has_ended(

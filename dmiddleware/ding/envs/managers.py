@@ -68,7 +68,7 @@ class BaseEnvManagerV2(metaclass=_Manager):
     """
 
     kind: type[CoreEnvManager] = SyncEnvManager
-    instances = CoreEnvManager
+    instances: type[CoreEnvManager] = CoreEnvManager
 
     @classmethod
     def default_config(cls) -> EasyDict:
