@@ -50,7 +50,7 @@ class _Manager(type):
     """The type of the names that make a manager; managers are their instances."""
 
     kind: type[CoreEnvManager]
-    instances: type[CoreEnvManager]
+    instances: Any
 
     def __call__(cls, env_fn: Iterable[Callable[[], Any]], cfg: Any = None) -> Any:
         return _manager(cls.kind, env_fn, cfg)
@@ -68,7 +68,7 @@ class BaseEnvManagerV2(metaclass=_Manager):
     """
 
     kind: type[CoreEnvManager] = SyncEnvManager
-    instances: type[CoreEnvManager] = CoreEnvManager
+    instances: Any = CoreEnvManager
 
     @classmethod
     def default_config(cls) -> EasyDict:
