@@ -26,7 +26,7 @@ __all__ = ["FOLDERS", "run"]
 FOLDERS: Final = ("framework", "worker", "data", "league", "interaction", "rl_utils", "config")
 """The folders of ``ding`` whose tests run."""
 
-_TEST_TIMEOUT_S: Final = 30
+_TEST_TIMEOUT_S: Final = 40
 _FILE_TIMEOUT_S: Final = 150
 
 _NETWORK: Final = "interaction/tests/base/test_network.py::TestInteractionBaseNetwork"
