@@ -32,6 +32,7 @@ from dmiddleware.policy import (
     DecisionTransformerPolicy,
     DiscreteCQLPolicy,
     DiscreteSACPolicy,
+    DQfDPolicy,
     DQNPolicy,
     EDACPolicy,
     FQFPolicy,
@@ -61,6 +62,7 @@ VALUE_BASED = [
     DQNPolicy,
     SQLPolicy,
     MDQNPolicy,
+    DQfDPolicy,
     C51Policy,
     QRDQNPolicy,
     IQNPolicy,
@@ -147,7 +149,7 @@ def one_round(
         if cls is R2D2Policy:
             options = {"burn_in": 2, **options}
         policy = cls.for_env(envs, seed=0, **options)
-        rows = RolloutCollector(policy, envs).collect(48)
+        rows = policy.train_batch(RolloutCollector(policy, envs).collect(48))
         if getattr(policy.cfg, "obs_norm", False):
             policy.observe(rows["obs"])
         outputs = policy.learn_mode.forward(learnable(policy, rows))
