@@ -54,7 +54,9 @@ _NO_VALUE: Final = (
 _OTHER_MODULE: Final = "it replaces what a module of DI-engine imports for itself, "
 _PRIVATE_BUFFER: Final = "reads the private arrays of the buffer, such as _data and _tail"
 _PRIVATE_LOADER: Final = "reads private attributes of the loader, such as _shm_callback"
-_PRIVATE_TASK: Final = "reads private attributes of the task, such as _backward_stack"
+_PRIVATE_TASK: Final = (
+    "reads private attributes of the task, such as _backward_stack and _middleware"
+)
 _TOO_EARLY: Final = (
     "it expects the learner's first update before the collector's second step; a collector here "
     "may be two batches ahead"
@@ -68,7 +70,6 @@ _REFUSED_FOR_GOOD: Final[Mapping[str, str]] = {
     f"{_MIDDLEWARE}/test_advantage_estimator.py::test_montecarlo_return_estimator": (
         "its policy has only private attributes, such as _gamma"
     ),
-    f"{_MIDDLEWARE}/test_barrier.py": _BY_THEMSELVES,
     f"{_MIDDLEWARE}/test_ckpt_handler.py": f"{_OTHER_MODULE}save_file",
     f"{_MIDDLEWARE}/test_data_processor.py::test_data_pusher": (
         "it expects an error in a step without new data, in which nothing is pushed here"
