@@ -178,8 +178,10 @@ def test_workers_find_what_they_read_in_the_config_of_any_policy():
             **config_of(name),
             "random_collect_size": 7,
             "collect": {"unroll_len": 3, "model_path": "expert.pth.tar"},
+            "eval": {"batch_size": 5},  # of the loader of a MetricSerialEvaluator
         }
         found = create_policy(cfg).cfg
+        assert found.eval.batch_size == 5
         assert (found.random_collect_size, found.collect.unroll_len) == (7, 3)
         assert found.collect.model_path == "expert.pth.tar"
 
