@@ -170,10 +170,10 @@ def _in_files(fullname: str, path: Sequence[str] | None) -> importlib.machinery.
     spec = importlib.machinery.PathFinder.find_spec(fullname, path)
     if spec is None and fullname in _MISNAMED:
         meant = _MISNAMED[fullname]
-        file = importlib.machinery.PathFinder.find_spec(meant, path)
-        if file is not None:
+        other = importlib.machinery.PathFinder.find_spec(meant, path)
+        if other is not None:
             _log.warning("there is no %s; %s is imported in its place", fullname, meant)
-            return importlib.util.spec_from_file_location(fullname, file.origin)
+            return importlib.util.spec_from_file_location(fullname, other.origin)
     return spec
 
 
