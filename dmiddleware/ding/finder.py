@@ -14,7 +14,6 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,8 +29,6 @@ from dmiddleware.registry import nearest
 
 __all__ = ["NotHere", "close_door", "open_door"]
 
-_log = logging.getLogger(__name__)
-
 _FACES: Final[Mapping[str, str]] = {
     "ding": "dmiddleware.ding",
     "ditk": "dmiddleware.ding.ditk",
@@ -42,13 +39,6 @@ _FACES: Final[Mapping[str, str]] = {
 _MOVED: Final = "pettingzoo.mpe"
 _MOVED_TO: Final = "mpe2"
 """PettingZoo's particle envs, which are a package of their own today."""
-
-_MISNAMED: Final[Mapping[str, str]] = {
-    "dizoo.classic_control.cartpole.config.cartpole_ppg_offpolicy_config": (
-        "dizoo.classic_control.cartpole.config.cartpole_ppg_config"
-    ),
-}
-"""Modules that an example of DI-engine imports and DI-engine does not have, and which it means."""
 
 _ABOUT: Final = "dmiddleware.ding.about"
 """The face of ``ding`` itself."""
@@ -144,7 +134,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         root, _, rest = fullname.partition(".")
         if root == "dizoo":
-            return _with_old_rules(_in_files(fullname, path))
+            return _with_old_rules(importlib.machinery.PathFinder.find_spec(fullname, path))
         if fullname.startswith(_MOVED):
             moved = fullname.replace(_MOVED, _MOVED_TO, 1)
             return _view(fullname, moved) if _exists(moved) else None
@@ -163,18 +153,6 @@ class _Finder(importlib.abc.MetaPathFinder):
         parent, _, key = fullname.rpartition(".")
         face = importlib.import_module(_nearest_face(root, parent.partition(".")[2]))
         raise NotHere(_refusal(face, parent, key), name=fullname)
-
-
-def _in_files(fullname: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
-    """Return the file of a module of ``dizoo``, or of the one that an example means by its name."""
-    spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-    if spec is None and fullname in _MISNAMED:
-        meant = _MISNAMED[fullname]
-        other = importlib.machinery.PathFinder.find_spec(meant, path)
-        if other is not None:
-            _log.warning("there is no %s; %s is imported in its place", fullname, meant)
-            return importlib.util.spec_from_file_location(fullname, other.origin)
-    return spec
 
 
 def _view(fullname: str, face: str) -> importlib.machinery.ModuleSpec:

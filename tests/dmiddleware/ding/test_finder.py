@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -48,19 +47,3 @@ def test_functions_that_name_a_module_can_be_sent_to_other_processes() -> None:
 
     for module in (gym, ding.framework):
         assert cloudpickle.loads(cloudpickle.dumps(lambda named=module: named))() is module
-
-
-def test_a_config_that_di_engine_lacks_is_the_one_that_its_example_means(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "dizoo/classic_control/cartpole/config"
-    folder.mkdir(parents=True)
-    for place in (folder, *folder.parents[:3]):
-        (place / "__init__.py").touch()
-    (folder / "cartpole_ppg_config.py").write_text("main_config = 3")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    name = "dizoo.classic_control.cartpole.config.cartpole_ppg_offpolicy_config"
-    assert importlib.import_module(name).main_config == 3
-    assert "cartpole_ppg_config is imported in its place" in caplog.text
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module(name.replace("ppg", "ppo"))
