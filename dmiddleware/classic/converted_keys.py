@@ -53,6 +53,18 @@ CONVERSIONS: Final = (
         "learn.weighting",
         lambda value, cfg: "optimistic" if value else "central",
     ),
+    # R2D2's Adam has torch's ε there, and that of the paper here, with which it takes smaller steps.
+    Conversion("burnin_step", "learn.adam_eps", lambda value, cfg: 1e-8),
+    Conversion("burnin_step", "burn_in"),
+    # A share moves a target in each update there. Where copies have an interval, that one counts.
+    Conversion("learn.target_update_theta", "learn.target_update_freq", lambda value, cfg: 1),
+    Conversion("learn.target_update_theta", "learn.target_tau"),
+    Conversion(
+        "learn.target_theta",
+        "learn.target_tau",
+        lambda value, cfg: 1.0,
+        beside="learn.target_update_freq",
+    ),
     # A decision transformer has its settings outside of the sections.
     Conversion("rtg_scale", "return_scale"),
     Conversion("rtg_target", "target_return"),

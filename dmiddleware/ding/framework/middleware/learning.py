@@ -95,9 +95,13 @@ def _replay(buffer: Any, cfg: EasyDict | None = None) -> Any:
 
 def _new_replay(buffer: DequeBuffer, policy: Mapping[str, Any]) -> DequeReplay:
     length = sequence_length(policy)
-    if "burnin_step" in policy or "burn_in" in policy:
+    if _has_burn_in(policy):
         return DequeReplay(buffer, unroll_len=length)
     return DequeReplay(buffer) if length == 1 else LaneReplay(buffer, length)
+
+
+def _has_burn_in(policy: Mapping[str, Any]) -> bool:
+    return "burnin_step" in policy or "burn_in" in policy
 
 
 class LaneReplay(DequeReplay):
@@ -509,16 +513,25 @@ def montecarlo_return_estimator(policy: Any) -> MonteCarloReturnEstimator:
 
 
 class _NStepByConfig(NStepRewardEnhancer):
-    """Sums rewards by a config's numbers, where DI-engine passes no policy."""
+    """Sums rewards by a config's numbers, where DI-engine passes no policy.
 
-    def __init__(self, n_step: int, discount: float) -> None:
-        self._n_step = checked("policy.nstep", n_step, Count)
-        self._discount = checked("policy.discount_factor", discount, Fraction)
+    A policy with a burn-in learns from sequences, in which it sums the rewards itself.
+    """
+
+    def __init__(self, cfg: EasyDict) -> None:
+        self._n_step = checked("policy.nstep", cfg.nstep, Count)
+        self._discount = checked("policy.discount_factor", cfg.discount_factor, Fraction)
+        self._leaves_it_to_policy = _has_burn_in(cfg)
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Sum."""
+        if not self._leaves_it_to_policy:
+            super().__call__(ctx)
 
 
 def nstep_reward_enhancer(cfg: EasyDict) -> NStepRewardEnhancer:
-    """Sum ``cfg.policy.nstep`` rewards of each row."""
-    return _NStepByConfig(cfg.policy.nstep, cfg.policy.discount_factor)
+    """Sum ``cfg.policy.nstep`` rewards of each row, unless the policy sums those of sequences."""
+    return _NStepByConfig(cfg.policy)
 
 
 class _PriorityCalculator(PriorityCalculator):
