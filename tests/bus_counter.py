@@ -1,8 +1,8 @@
 """Counts what crosses the bus between a device and the host in a step of a training chain.
 
-``python -m tests.bus_counter`` prints the counts of PPO, DQN and SAC on envs that return tensors.
-It needs no device: ``cpu:0`` stands for one, and a tensor is on it if it was made there, or from a
-tensor that is. On the CPU all of these are the same memory; only the marks differ.
+``python -m tests.bus_counter`` prints the counts of PPO, PQN, DQN and SAC on envs that return
+tensors. It needs no device: ``cpu:0`` stands for one, and a tensor is on it if it was made there,
+or from a tensor that is. On the CPU all of these are the same memory; only the marks differ.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dmiddleware.policy import (
     DQNPolicy,
     Policy,
     PPOPolicy,
+    PQNPolicy,
     SACPolicy,
     TD3Policy,
     TQCPolicy,
@@ -226,6 +227,10 @@ def chain(
         )
         collector = StepCollector(policy, envs, n_sample=16 * env_num)
         return policy, [collector, GAEEstimator(policy), OnPolicyLearner(policy)]
+    if kind is PQNPolicy:
+        policy = kind.for_env(envs, seed=0, batch_size=2 * env_num, epoch_per_collect=1, **options)
+        collector = StepCollector(policy, envs, n_sample=16 * env_num)
+        return policy, [EpsGreedyHandler(policy), collector, OnPolicyLearner(policy)]
     policy = kind.for_env(envs, seed=0, batch_size=env_num, **options)
     buffer = DeviceBuffer(100 * env_num, priority=priority, seed=0)
     return policy, [
@@ -272,7 +277,7 @@ def count(kind: type[Policy], *, n_before: int = 3, **options: Any) -> Bus:
 
 
 def main(show: Callable[..., None] = print) -> None:
-    for kind in (PPOPolicy, DQNPolicy, SACPolicy):
+    for kind in (PPOPolicy, PQNPolicy, DQNPolicy, SACPolicy):
         bus = count(kind)
         show(
             f"{kind.__name__}: {bus.waits.total()} waits, {bus.copies.total()} copies "

@@ -10,11 +10,13 @@ import torch
 from dmiddleware.data import PrioritySamplerSettings
 from dmiddleware.policy import (
     C51Policy,
+    CrossQPolicy,
     DDPGPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
     IQNPolicy,
     PPOPolicy,
+    PQNPolicy,
     QRDQNPolicy,
     SACPolicy,
     TD3Policy,
@@ -27,6 +29,8 @@ from tests.bus_counter import DEVICE, Bus, count
     ("kind", "options"),
     [
         (PPOPolicy, {}),
+        (PQNPolicy, {}),
+        (PQNPolicy, {"obs_norm": True}),
         (PPOPolicy, {"obs_norm": True, "value_norm": True, "value_clip": 0.2}),
         (DQNPolicy, {}),
         (DQNPolicy, {"n_step": 3}),
@@ -38,6 +42,7 @@ from tests.bus_counter import DEVICE, Bus, count
         (TD3Policy, {}),
         (DDPGPolicy, {}),
         (TQCPolicy, {}),
+        (CrossQPolicy, {"model": {"critic_hidden_sizes": [64]}}),
         (DiscreteSACPolicy, {}),
     ],
 )

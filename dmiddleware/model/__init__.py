@@ -24,6 +24,7 @@ from dmiddleware.model.encoders import (
 from dmiddleware.model.hybrid_q import HybridQNetwork, ParameterActor
 from dmiddleware.model.layers import (
     MLP,
+    BatchRenorm,
     Init,
     NoisyLinear,
     NoisyMLP,
@@ -126,6 +127,7 @@ __all__ = [
     "masked_logit",
     "Init",
     "Norm",
+    "BatchRenorm",
     "activation_of",
     "orthogonal_init",
 ]

@@ -298,7 +298,7 @@ def _learning_from(
     """Return what learns from the data that a collector returns."""
     spec, seed = learner.policy.spec, derive_seed(cfg.env.seed, "minibatches")
     is_of_sequences = _is_of_sequences(spec)
-    if is_of_sequences or spec.learns_from_trajectories:
+    if is_of_sequences or spec.minibatch_unit == "lanes":
         rewards.check_unused("an algorithm that learns from sequences")
         return (SequenceReplay if is_of_sequences else LaneReplay)(cfg, learner, seed)
     if spec.on_policy or is_direct:
@@ -309,7 +309,7 @@ def _learning_from(
 def _n_sample(cfg: EasyDict, learner: BaseLearner) -> int | None:
     """Return how many rows to collect, where ``collect.n_sample`` counts sequences."""
     n_sample, spec = cfg.policy.collect.get("n_sample"), learner.policy.spec
-    if n_sample is None or not (_is_of_sequences(spec) or spec.learns_from_trajectories):
+    if n_sample is None or not (_is_of_sequences(spec) or spec.minibatch_unit == "lanes"):
         return None
     return int(n_sample) * sequence_length(cfg.policy)
 

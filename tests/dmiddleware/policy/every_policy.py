@@ -15,6 +15,7 @@ from dmiddleware.policy import (
     BCQPolicy,
     C51Policy,
     CQLPolicy,
+    CrossQPolicy,
     D4PGPolicy,
     DatasetNormSettings,
     DDPGPolicy,
@@ -34,6 +35,7 @@ from dmiddleware.policy import (
     PDQNPolicy,
     PGPolicy,
     PPOPolicy,
+    PQNPolicy,
     QMIXPolicy,
     QRDQNPolicy,
     R2D2Policy,
@@ -69,6 +71,7 @@ DISCRETE: list[Any] = [
 CONTINUOUS: list[Any] = [
     SACPolicy,
     TQCPolicy,
+    CrossQPolicy,
     DDPGPolicy,
     D4PGPolicy,
     TD3Policy,
@@ -78,7 +81,14 @@ CONTINUOUS: list[Any] = [
     EDACPolicy,
     IQLPolicy,
 ]
-ON_POLICY: list[Any] = [PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy]
+ON_POLICY: list[Any] = [
+    PPOPolicy,
+    PGPolicy,
+    A2CPolicy,
+    IMPALAPolicy,
+    PQNPolicy,
+    RecurrentPPOPolicy,
+]
 CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
 BUFFERED_PPO: list[Any] = [OffPolicyPPOPolicy]
 HYBRID: list[Any] = [PDQNPolicy]
@@ -89,6 +99,8 @@ ONE_OF_A_KIND: list[Any] = [DQNPolicy, R2D2Policy, SACPolicy, PPOPolicy, BCPolic
 """Policies that stand for the others in ``make test``, where a test of all of them is expensive."""
 
 N_ENVS = 2
+_MODELS: dict[Any, dict[str, Any]] = {CrossQPolicy: {"critic_hidden_sizes": [64, 64]}}
+"""Smaller networks than a paper's, where its own would make the tests slow."""
 
 
 def others_are_slow(policies: list[Any]) -> list[object]:
@@ -132,7 +144,7 @@ def env_for(cls: Any) -> gym.Env[Any, Any]:
 
 def made(cls: Any, **options: Any) -> Any:
     """Return a policy of this class; one that normalizes by its data set has seen one."""
-    policy = cls.for_env(env_for(cls), **{"seed": 0, **options})
+    policy = cls.for_env(env_for(cls), **{"seed": 0, "model": _MODELS.get(cls), **options})
     if issubclass(cls.settings_class(), DatasetNormSettings):
         policy.observe(collected(made(SACPolicy))["obs"])  # they do not depend on the policy
     return policy
@@ -164,7 +176,9 @@ def on_policy_batch(policy: Any, rows: Batch) -> Batch:
     if isinstance(policy, PGPolicy):
         columns = (rows["reward"], rows["terminated"], rows["done"])
         rows = with_columns(rows, ret=discounted_return(*columns, discount=policy.discount))
-    elif not policy.learns_from_trajectories:
+    elif policy.learns_from_trajectories:
+        rows = policy.spec.add_targets(rows)
+    else:
         rows = AdvantageEstimator(policy.learn_mode, user="the test")(rows)
     return rows if policy.minibatch_unit == "lanes" else flatten_lead(rows, 2)
 
