@@ -86,7 +86,8 @@ def numbers(output: Any) -> set[str]:
 def test_an_algorithm_logs_what_it_declares_and_nothing_else(cls: Any) -> None:
     policy = made(cls, **({"grad_clip_norm": 1.0} if "grad_norm" in cls.reports else {}))
     batch = batch_for(policy)
-    found = [numbers(policy.learn_mode.forward(batch)) for _ in range(2)]
+    # The actor of CrossQ moves in every third update.
+    found = [numbers(policy.learn_mode.forward(batch)) for _ in range(3)]
     assert set().union(*found) == set(cls.reports)
     assert set(cls.reports) <= LEARNING_METRICS.keys()
 
