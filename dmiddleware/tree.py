@@ -55,6 +55,7 @@ __all__ = [
     "to_float",
     "as_number",
     "to_device",
+    "leaf_of",
     "leaves",
     "leaves_by_path",
     "nest",
@@ -273,6 +274,11 @@ def to_device(tree: _TreeT, device: torch.device | str) -> _TreeT:
     """Move the tensors of a tree to a device; tensors already there are not copied."""
     moved: _TreeT = _mapped(lambda leaf: leaf.to(device, non_blocking=True), tree)
     return moved
+
+
+def leaf_of(tree: Nested) -> Any:
+    """Return the first leaf."""
+    return tree if type(tree) in _LEAF_TYPES else next(iter(leaves(tree)))[1]
 
 
 def items_of(tree: Batch | Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:

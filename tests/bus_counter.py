@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from unittest import mock
 
 import torch
@@ -34,8 +33,10 @@ from dmiddleware.policy import (
     TD3Policy,
     TQCPolicy,
 )
+from dmiddleware.policy.action_codec import ActionCodec
+from dmiddleware.policy.part_codec import PartCodec
 from dmiddleware.policy.q_learning import QLearningPolicy
-from dmiddleware.zoo.tensor_envs import CartPole, Pendulum
+from dmiddleware.zoo.tensor_envs import CartPole, Pendulum, TensorEnv
 from middleware import (
     DataPusher,
     EpsGreedyHandler,
@@ -47,23 +48,23 @@ from middleware import (
 )
 
 DEVICE: Final = "cpu:0"
-_PROJECT: Final = Path(__file__).resolve().parents[1]
-_PACKAGES: Final = ("dmiddleware", "middleware")
+_PROJECT: Final = f"{Path(__file__).resolve().parents[1]}/"
+_PACKAGES: Final = (f"{_PROJECT}dmiddleware/", f"{_PROJECT}middleware/")
 _CONTINUOUS: Final = (DDPGPolicy, SACPolicy, TD3Policy, TQCPolicy)
 _MARK: Final = "_is_on_device"
 _HOST_VALUES: Final = frozenset(
     {
         torch.Tensor.item,
         torch.Tensor.tolist,
-        torch.Tensor.numpy,
         torch.Tensor.cpu,
         torch.Tensor.__bool__,
         torch.Tensor.__float__,
         torch.Tensor.__int__,
         torch.Tensor.__index__,
-        torch.Tensor.__array__,
     }
 )
+_ARRAYS: Final = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
+_INDEXING: Final = ("index", "index_put", "index_put_")
 _THAT_WAIT: Final = (
     *("_local_scalar_dense", "multinomial"),
     *("nonzero", "masked_select", "_unique2", "unique_dim"),
@@ -71,8 +72,15 @@ _THAT_WAIT: Final = (
 """Operations that wait for a device: for a value, a check, or the size of what they return."""
 
 
+Codec: TypeAlias = ActionCodec | PartCodec
+"""Has bounds on the CPU, and copies of them where they are needed."""
+
+
 class Bus:
     """The traffic of the bus, by the line of the project that made it.
+
+    Args:
+        is_strict: whether an operation on tensors of both sides is an error, as it is on a GPU.
 
     Attributes:
         waits: reads of a value of the device, which wait for all that was asked of it before.
@@ -80,7 +88,8 @@ class Bus:
         copied_bytes: their size.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_strict: bool = False) -> None:
+        self.is_strict = is_strict
         self.waits: Counter[str] = Counter()
         self.copies: Counter[str] = Counter()
         self.copied_bytes = 0
@@ -110,10 +119,12 @@ def _is_marked(value: object) -> bool:
 
 def _site() -> str:
     """Return the innermost line of the project."""
-    for frame in reversed(traceback.extract_stack()):
-        path = Path(frame.filename)
-        if path.is_relative_to(_PROJECT) and path.relative_to(_PROJECT).parts[0] in _PACKAGES:
-            return f"{path.relative_to(_PROJECT)}:{frame.lineno}"
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.startswith(_PACKAGES):
+            return f"{path.removeprefix(_PROJECT)}:{frame.f_lineno}"
+        frame = frame.f_back
     return "elsewhere"
 
 
@@ -139,9 +150,13 @@ class _Calls(TorchFunctionMode):
         if attribute in (torch.Tensor.data, torch.Tensor.grad):
             result = func(*args, **kwargs)
             return _mark(result) if _is_marked(first) else result
+        if func in _ARRAYS and _is_marked(first):
+            raise TypeError(f"can't convert a tensor of {DEVICE} to numpy; use Tensor.cpu() first")
         if func in _HOST_VALUES and _is_marked(first):
             self._bus.waits[_site()] += 1
             return func(_unmarked(first), *args[1:], **kwargs)
+        if func is torch.nn.functional.one_hot and _is_marked(first):
+            return _mark(func(_unmarked(first), *args[1:], **kwargs))  # it makes zeros inside
         if func is torch.Tensor.to:
             return self._moved(func, args, kwargs)
         device = kwargs.get("device")
@@ -196,12 +211,14 @@ class _Operations(TorchDispatchMode):
         if name == "copy_" and not _is_marked(args[0]):
             self._bus.waits[_site()] += 1
             return result
-        has_mask = name in ("index", "index_put", "index_put_") and any(map(_is_mask, args[1]))
+        has_mask = name in _INDEXING and any(map(_is_mask, args[1]))
         if has_mask or name in _THAT_WAIT:
             self._bus.waits[_site()] += 1
         for leaf in inputs:
             # A number of the host, as a tensor without dimensions, is an argument of the kernel.
             if not _is_marked(leaf) and leaf.dim() > 0:
+                if self._bus.is_strict and name not in (*_INDEXING, "copy_"):
+                    raise RuntimeError(f"{name}: expected all tensors to be on one device")
                 self._bus.copies[_site()] += 1
                 self._bus.copied_bytes += leaf.numel() * leaf.element_size()
         return _mark(result)
@@ -212,6 +229,11 @@ def on_device() -> Any:
     return mock.patch("dmiddleware.policy.policy.device_for", lambda cfg: DEVICE)
 
 
+def env_of(kind: type[Policy]) -> type[TensorEnv]:
+    """Return the simulator that an algorithm is tried in."""
+    return Pendulum if issubclass(kind, _CONTINUOUS) else CartPole
+
+
 def chain(
     kind: type[Policy],
     env_num: int = 64,
@@ -219,18 +241,13 @@ def chain(
     **options: Any,
 ) -> tuple[Policy, list[Any]]:
     """Return a policy, and the chain that trains it in envs of its device."""
-    env = Pendulum if issubclass(kind, _CONTINUOUS) else CartPole
-    envs = VectorEnvManager(lambda: env(env_num, DEVICE), env_num, seed=0)
-    if kind is PPOPolicy:
-        policy: Any = PPOPolicy.for_env(
-            envs, seed=0, batch_size=2 * env_num, epoch_per_collect=1, **options
-        )
+    envs = VectorEnvManager(lambda: env_of(kind)(env_num, DEVICE), env_num, seed=0)
+    if kind.on_policy:
+        policy: Any = kind.for_env(envs, seed=0, batch_size=2 * env_num, **options)
         collector = StepCollector(policy, envs, n_sample=16 * env_num)
-        return policy, [collector, GAEEstimator(policy), OnPolicyLearner(policy)]
-    if kind is PQNPolicy:
-        policy = kind.for_env(envs, seed=0, batch_size=2 * env_num, epoch_per_collect=1, **options)
-        collector = StepCollector(policy, envs, n_sample=16 * env_num)
-        return policy, [EpsGreedyHandler(policy), collector, OnPolicyLearner(policy)]
+        explore = [] if policy.explores else [EpsGreedyHandler(policy)]
+        estimators = [] if kind.learns_from_trajectories else [GAEEstimator(policy)]
+        return policy, [*explore, collector, *estimators, OnPolicyLearner(policy)]
     policy = kind.for_env(envs, seed=0, batch_size=env_num, **options)
     buffer = DeviceBuffer(100 * env_num, priority=priority, seed=0)
     return policy, [
@@ -241,13 +258,13 @@ def chain(
     ]
 
 
-def _place(policy: Policy) -> None:
+def place(policy: Policy) -> None:
     """Mark what a policy has on its device; networks are moved there by their parameters."""
     seen: set[int] = set()
-    waiting: list[Any] = [list(policy.components.values()), policy._runner]
+    waiting: list[Any] = [dict(policy.components), policy._runner]
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or isinstance(value, torch.Generator | type):
+        if id(value) in seen or isinstance(value, torch.Generator | type | Codec):
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
@@ -267,7 +284,7 @@ def count(kind: type[Policy], *, n_before: int = 3, **options: Any) -> Bus:
     bus = Bus()
     with on_device(), bus.watched(), Task(OnlineRLContext(), seed=0) as task:
         policy, parts = chain(kind, **options)
-        _place(policy)
+        place(policy)
         for part in parts:
             task.use(part)
         task.run(n_before)

@@ -67,7 +67,7 @@ def hash_of(cls: Any, **options: Any) -> str:
         collector = RolloutCollector(policy, envs)
         buffer = None
         for _ in range(N_ROUNDS):
-            rows = to_store(policy, collector.collect(N_ENVS * 24))
+            rows = to_store(policy, policy.train_batch(collector.collect(N_ENVS * 24)))
             if policy.on_policy:
                 data = on_policy_batch(policy, rows)
             elif buffer is None:

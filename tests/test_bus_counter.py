@@ -7,47 +7,63 @@ from typing import Any
 import pytest
 import torch
 
+from dmiddleware import Task
 from dmiddleware.data import PrioritySamplerSettings
+from dmiddleware.env import VectorEnvManager
 from dmiddleware.policy import (
+    A2CPolicy,
     C51Policy,
     CrossQPolicy,
     DDPGPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    IMPALAPolicy,
     IQNPolicy,
     PPOPolicy,
     PQNPolicy,
     QRDQNPolicy,
+    RecurrentPPOPolicy,
     SACPolicy,
     TD3Policy,
     TQCPolicy,
 )
-from tests.bus_counter import DEVICE, Bus, count
+from middleware import Experiment, InteractionEvaluator, OnlineRLContext, SnapshotSaver
+from middleware.record.run_folder import RunFolder
+from tests.bus_counter import DEVICE, Bus, chain, count, env_of, on_device, place
+from tests.variants import mostly_slow
+
+_ONCE = {"epoch_per_collect": 1}  # after 100 updates, the policy looks for skipped steps
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        (PPOPolicy, {}),
-        (PQNPolicy, {}),
-        (PQNPolicy, {"obs_norm": True}),
-        (PPOPolicy, {"obs_norm": True, "value_norm": True, "value_clip": 0.2}),
-        (DQNPolicy, {}),
-        (DQNPolicy, {"n_step": 3}),
-        (DQNPolicy, {"priority": PrioritySamplerSettings()}),
-        (C51Policy, {"model": {"v_min": 0.0, "v_max": 200.0}}),
-        (QRDQNPolicy, {}),
-        (IQNPolicy, {}),
-        (SACPolicy, {}),
-        (TD3Policy, {}),
-        (DDPGPolicy, {}),
-        (TQCPolicy, {}),
-        (CrossQPolicy, {"model": {"critic_hidden_sizes": [64]}}),
-        (DiscreteSACPolicy, {}),
-    ],
+    mostly_slow(
+        [
+            (PPOPolicy, _ONCE),
+            (DQNPolicy, {"priority": PrioritySamplerSettings()}),
+            (SACPolicy, {}),
+            (PQNPolicy, _ONCE),
+            (PQNPolicy, {**_ONCE, "obs_norm": True}),
+            (PPOPolicy, {**_ONCE, "obs_norm": True, "value_norm": True, "value_clip": 0.2}),
+            (A2CPolicy, {}),
+            (RecurrentPPOPolicy, _ONCE),
+            (IMPALAPolicy, {}),
+            (DQNPolicy, {}),
+            (DQNPolicy, {"n_step": 3}),
+            (C51Policy, {"model": {"v_min": 0.0, "v_max": 200.0}}),
+            (QRDQNPolicy, {}),
+            (IQNPolicy, {}),
+            (TD3Policy, {}),
+            (DDPGPolicy, {}),
+            (TQCPolicy, {}),
+            (CrossQPolicy, {"model": {"critic_hidden_sizes": [64]}}),
+            (DiscreteSACPolicy, {}),
+        ],
+        keep=4,
+    ),
 )
 def test_a_step_of_the_chain_waits_once_and_copies_nothing(kind: Any, options: dict[str, Any]):
-    bus = count(kind, **options)
+    bus = count(kind, env_num=16, **options)
     assert bus.waits.total() <= 1, bus.waits
     assert bus.copies.total() == 0, bus.copies
 
@@ -67,3 +83,46 @@ def test_the_counter_sees_reads_and_copies():
         assert bus.waits.total() == 5
         torch.empty(3).copy_(there)
         assert bus.waits.total() == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    mostly_slow(
+        [
+            (DQNPolicy, {"n_step": 3, "obs_norm": True}),
+            (
+                PPOPolicy,
+                {
+                    "obs_norm": True,
+                    "reward_norm": True,
+                    "recompute_advantage": True,
+                    "epoch_per_collect": 2,
+                },
+            ),
+            (RecurrentPPOPolicy, {"epoch_per_collect": 1}),
+            (DDPGPolicy, {"noise": "ou"}),
+        ],
+        keep=1,
+    ),
+)
+def test_a_whole_run_mixes_no_tensors_of_both_sides(
+    kind: Any, options: dict[str, Any], tmp_path, monkeypatch
+):
+    monkeypatch.setattr(env_of(kind), "max_steps", 12)
+    for resumes in (False, True):
+        bus = Bus()
+        with on_device(), bus.watched(), Task(OnlineRLContext(), seed=0) as task:
+            policy, parts = chain(kind, env_num=8, **options)
+            place(policy)
+            for part in parts:
+                task.use(part)
+            envs = VectorEnvManager(lambda: env_of(kind)(2, DEVICE), 2, seed=1)
+            run = RunFolder.create("run", root=tmp_path, resume=resumes)
+            saver = SnapshotSaver(run, every_env_step=1)
+            task.use(InteractionEvaluator(policy, envs, n_episode=2, every_env_step=1))
+            task.use(Experiment(run, policy)).use(saver)
+            if resumes:
+                assert saver.resume(task)
+                place(policy)
+            bus.is_strict = True
+            task.run(2)

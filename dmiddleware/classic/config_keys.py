@@ -49,12 +49,17 @@ _RENAMED: Final[Mapping[str, str]] = {
     "burnin_step": "burn_in",
     "entropy_tau": "learn.temperature",
     "m_alpha": "learn.munchausen_weight",
+    "learn.lambda1": "learn.n_step_weight",
+    "learn.lambda2": "learn.margin_weight",
+    "learn.lambda3": "learn.l2_weight",
+    "learn.margin_function": "learn.margin",
 }
 """Settings that an algorithm has here under another name, with the same values."""
 
 _READ_BY_WORKERS: Final = (
     "unroll_len", "learn_unroll_len", "collect.unroll_len", "random_collect_size",
-    "learn.update_per_collect", "collect.model_path",
+    "learn.update_per_collect", "collect.model_path", "collect.pho", "learn.per_train_iter_k",
+    "learn.expert_replay_buffer_size",
 )  # fmt: skip
 """Settings that workers and middleware read from the config of any policy."""
 
@@ -76,7 +81,7 @@ _NSTEP: Final = "values learn the returns that collect.gae_lambda makes"
 
 _UNUSED: Final[Mapping[str, str]] = {
     "load_path": _LOAD,
-    "expert_random_collect_size": "a program reads it",
+    "expert_random_collect_size": "an expert shows as much as is collected",
     "priority": "this algorithm has no priorities",
     "priority_IS_weight": "this algorithm has no priorities",
     "multi_agent": "the environment says whether it has several agents",
@@ -84,7 +89,7 @@ _UNUSED: Final[Mapping[str, str]] = {
     "continuous": "the model and the environment's space say what actions are",
     "command": "command modes have no settings",
     "other.eps": "this algorithm explores by itself",
-    "other.her": "goals are relabeled by what the program builds, such as HindsightReplay",
+    "other.her": "only a replay buffer of the type episode relabels goals",
     "kappa": "the Huber loss changes at 1",
     "learn.kappa": "the Huber loss changes at 1",
     "learn.multi_gpu": "set multi_gpu",
@@ -171,6 +176,7 @@ def split_classic(
     unread = UNUSED_BY.get(owner, {})
     dropped = _take(cfg, tuple(unread), {})
     _convert(cfg, entries)
+    _make_noisy(cfg, entries)
     _refuse_values(cfg, entries, owner)
     _apply_switches(cfg, entries)
     _warm_up(cfg, entries)
@@ -274,6 +280,15 @@ def _apply_switches(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
         _pop(cfg, "learn.clip_value")
     if isinstance(_find(cfg, "learn.ce_label_smooth"), bool):
         _set(cfg, "learn.ce_label_smooth", 0.1 if _pop(cfg, "learn.ce_label_smooth") else 0.0)
+
+
+def _make_noisy(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
+    """Give a Q-network noisy layers if both the policy and the model ask for them, as there."""
+    is_asked_for = _find(cfg, "noisy_net") is True and _find(cfg, "model.noise") is True
+    if is_asked_for and _find(entries, "learn.double") is not _ABSENT:
+        _pop(cfg, "noisy_net")
+        _pop(cfg, "model.noise")
+        _set(cfg, "model.noisy", True)
 
 
 def _warm_up(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:

@@ -59,7 +59,10 @@ CONVERSIONS: Final = (
 )
 """Settings with other values here, those that need others of the config first."""
 
-_USE_RAINBOW: Final = "use the algorithm rainbow, which has noisy layers"
+_USE_RAINBOW: Final = (
+    "it needs model.noise=True and an algorithm with a Q-network, such as dqn; rainbow has noisy "
+    "layers by itself"
+)
 
 _USE_GAE: Final = "values learn the returns that collect.gae_lambda makes; leave it out"
 
@@ -82,6 +85,7 @@ _EVALUATOR: Final = "the evaluator's options count"
 _NOT_IN_DT: Final = "a decision transformer has no such thing"
 
 UNUSED_BY: Final[Mapping[str, Mapping[str, str]]] = {
+    "DQNPolicy": {"learn.alpha": "this algorithm has no temperature; sql has one"},
     "OffPolicyPPOPolicy": {
         "learn.epoch_per_collect": "learn.update_per_collect says how often it learns",
         "recompute_adv": "a row keeps the advantage that it was stored with",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +82,15 @@ class _Span:
     total: int = 0
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def draws_as_usual(method: F) -> F:
+    """Mark a method of sampling that draws what :class:`DequeBuffer` draws."""
+    method.draws_as_usual = True  # type: ignore[attr-defined]
+    return method
+
+
 class DequeBuffer(Buffer, Dataset[BufferedData]):
     """A buffer of any Python objects that drops its oldest items when it is full.
 
@@ -151,6 +160,7 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
         index: int = self._through("push", self._push, data, meta=meta)
         return index
 
+    @draws_as_usual
     def sample(
         self,
         size: int | None = None,
@@ -391,6 +401,7 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
         self._deleted.write(index, 1)
         return index
 
+    @draws_as_usual
     def _sample(
         self,
         *,
@@ -425,6 +436,27 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
                 raise NotEnoughData(message)
             _log.warning(message)
         return result
+
+    def drawn_to_read(self, n: int) -> list[BufferedData] | None:
+        """Draw the items that ``sample(n)`` would draw, for someone who does not change them.
+
+        Returns:
+            The items themselves, instead of copies; None if a sample may be something else: a
+            buffer middleware or a method of a subclass sees it, or there are too few items.
+        """
+        methods: list[Any] = [type(self).sample, type(self)._sample]
+        is_usual = all(getattr(method, "draws_as_usual", False) for method in methods)
+        if not is_usual or self._middleware:
+            return None
+        with self._lock:
+            rows = self.drawable(None)
+            if n > rows.count:
+                return None
+            chosen = self._choose(rows.count, n, replace=False)
+            index = rows.first + chosen if rows.index is None else rows.index[chosen]
+            slots, size = self._slots, self._size
+            items: list[Any] = [slots[at % size] for at in index.tolist()]
+            return items
 
     def _sample_groups(
         self,

@@ -180,7 +180,9 @@ class DequeReplay:
         options: dict[str, Any] = {}
         if self.reads_counters and counters is not None:
             options["train_iter_sample_data"] = counters.update
-        items: list[BufferedData] = self.buffer.sample(n, **options)
+        items = None if options else self.buffer.drawn_to_read(n)
+        if items is None:
+            items = self.buffer.sample(n, **options)
         if self._windows is not None:
             return [self._sequences(items, self._windows.length)]
         rows = self._gathered(items)

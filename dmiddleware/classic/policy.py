@@ -122,10 +122,6 @@ def attribute_name(name: str) -> str:
     return _ALIASES.get(name, name)
 
 
-def _is_property(kind: type, name: str) -> bool:
-    return isinstance(getattr(kind, name, None), property)
-
-
 def to_be_written(method: F) -> F:
     """Mark a method that a subclass must define if it enables the mode that calls it."""
     method.__isabstractmethod__ = True  # type: ignore[attr-defined]
@@ -251,16 +247,12 @@ class Policy(CorePolicy, Configurable):
         self.setup()
 
     def __getattr__(self, name: str) -> Any:
-        alias = attribute_name(name)
-        if alias in vars(self):
-            return vars(self)[alias]
-        if alias != name and _is_property(type(self), alias):
-            return getattr(self, alias)
+        if attribute_name(name) in vars(self):
+            return vars(self)[attribute_name(name)]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        alias = attribute_name(name)
-        super().__setattr__(name if _is_property(type(self), alias) else alias, value)
+        super().__setattr__(attribute_name(name), value)
 
     @classmethod
     def for_env(

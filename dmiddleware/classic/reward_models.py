@@ -322,6 +322,7 @@ class GailRewardModel(_LearnedReward):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("obs", "action")
+    data_file: ClassVar[str] = "expert_data.pkl"
     config: ClassVar[dict[str, Any]] = {
         "type": "gail",
         "learning_rate": 1e-3,
@@ -355,7 +356,7 @@ class GailRewardModel(_LearnedReward):
             OSError: if the file cannot be read.
             DataError: if it holds something else.
         """
-        file = Path(self.cfg.data_path, "expert_data.pkl")
+        file = Path(self.cfg.data_path, self.data_file)
         self.expert_data: list[Transition] = load_pickle(file)
         self.reward_model = GAIL(
             self._network,
@@ -371,7 +372,8 @@ class GailRewardModel(_LearnedReward):
         """Return the transitions with the reward ``-log D``, in place of theirs."""
         changed = self.reward_deepcopy(data)
         for transition, reward in zip(changed, self._rewards(data), strict=True):
-            transition["reward"] = reward.reshape(1)
+            shape = np.shape(transition.get("reward", (0.0,)))
+            transition["reward"] = reward.reshape(shape if np.prod(shape) == 1 else (1,))
         return changed
 
     def _as_read(self, key: str, column: torch.Tensor) -> torch.Tensor:

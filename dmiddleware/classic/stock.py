@@ -50,6 +50,7 @@ __all__ = ["StockPolicy", "create_policy", "get_policy_cls"]
 _COMMAND: Final = "_command"
 _ALIASES: Final = {
     "cql_discrete": "discrete_cql", "dt": "decision_transformer", "sac_discrete": "discrete_sac",
+    "sqil_sac": "sac",
 }  # fmt: skip
 """Names of DI-engine's configs for algorithms that have another name here."""
 _ABSENT: Final[Mapping[str, str]] = {

@@ -16,7 +16,15 @@ from dmiddleware.ding.envs.base import get_vec_env_setting
 from dmiddleware.ding.envs.by_type import env_ids
 from dmiddleware.ding.envs.managers import get_env_manager_cls
 from dmiddleware.ding.registries import ENV_REGISTRY
-from dmiddleware.worker import classic_run, offline_run, read_config, serial_run
+from dmiddleware.worker import (
+    classic_run,
+    dqfd_run,
+    gail_run,
+    offline_run,
+    read_config,
+    serial_run,
+    sqil_run,
+)
 from dmiddleware.worker.config_file import read_config_with_system
 from dmiddleware.worker.entry import NO_LIMIT
 
@@ -24,11 +32,14 @@ __all__ = [
     "parallel_pipeline",
     "serial_pipeline",
     "serial_pipeline_bc",
+    "serial_pipeline_dqfd",
     "serial_pipeline_dt",
+    "serial_pipeline_gail",
     "serial_pipeline_offline",
     "serial_pipeline_onpolicy",
     "serial_pipeline_reward_model_offpolicy",
     "serial_pipeline_reward_model_onpolicy",
+    "serial_pipeline_sqil",
 ]
 
 _IRL: Final = "use a reward model of dmiddleware.reward in a chain (GAIL, ICM, RND)"
@@ -39,7 +50,7 @@ REFUSED: Final[Mapping[str, str]] = {
         (
             "serial_pipeline_reward_model_ngu", "serial_pipeline_reward_model_trex",
             "serial_pipeline_reward_model_trex_onpolicy", "serial_pipeline_trex",
-            "serial_pipeline_trex_onpolicy", "trex_collecting_data", "serial_pipeline_gail",
+            "serial_pipeline_trex_onpolicy", "trex_collecting_data",
             "serial_pipeline_guided_cost", "serial_pipeline_preference_based_irl",
             "serial_pipeline_preference_based_irl_onpolicy",
             "collect_episodic_demo_data_for_trex",
@@ -59,13 +70,11 @@ REFUSED: Final[Mapping[str, str]] = {
     "eval": "use ditask play RUN, or an evaluator in a chain",
     "random_collect": "use StepCollector(random_collect_size=...)",
     "serial_pipeline_bco": "behavior cloning from observations is not here; use serial_pipeline_bc",
-    "serial_pipeline_dqfd": "use a chain with two buffers",
     "serial_pipeline_ngu": "NGU is not here; use R2D2, or RND with PPO",
     "serial_pipeline_onpolicy_ppg": "PPG's auxiliary phase is not here; use PPO",
     "serial_pipeline_pc": "procedure cloning is not here",
     "serial_pipeline_plr": "prioritized level replay is not here; use middleware.Curriculum",
     "serial_pipeline_r2d3": "R2D3 is not here; use R2D2",
-    "serial_pipeline_sqil": "use sqil_data_pusher in a chain",
     "serial_pipeline_td3_vae": "latent actions are not here; use TD3",
 }  # fmt: skip
 
@@ -100,18 +109,64 @@ def serial_pipeline(
         The policy.
     """
     main, create = _configs(input_cfg)
-    envs = _envs(main, create, env_setting)
+    main, envs = _with_envs(main, create, env_setting)
     limits = int(max_train_iter), int(max_env_step)
-    options: dict[str, Any] = {"model": model, "is_direct": is_direct}
-    if envs is None:
-        return serial_run(main, create, seed, *limits, **options)
-    main = {**main, "env": with_own_envs(main)["env"]}
-    return serial_run(main, create, seed, *limits, envs=envs, **options)
+    return serial_run(main, create, seed, *limits, model=model, is_direct=is_direct, **envs)
 
 
 serial_pipeline_onpolicy = serial_pipeline
 serial_pipeline_reward_model_offpolicy = serial_pipeline
 serial_pipeline_reward_model_onpolicy = functools.partial(serial_pipeline, is_direct=True)
+
+
+def serial_pipeline_sqil(
+    input_cfg: Config,
+    expert_cfg: Config,
+    seed: int = 0,
+    env_setting: Sequence[Any] | None = None,
+    model: nn.Module | None = None,
+    expert_model: nn.Module | None = None,
+    max_train_iter: float = NO_LIMIT,
+    max_env_step: float = NO_LIMIT,
+    *,
+    run: Callable[..., Any] = sqil_run,
+) -> Any:
+    """Imitate the expert of another config; see :func:`dmiddleware.worker.sqil_run`."""
+    main, create = _configs(input_cfg)
+    main, envs = _with_envs(main, create, env_setting)
+    shown = _expert(expert_cfg, env_setting)
+    limits = int(max_train_iter), int(max_env_step)
+    return run(main, create, shown, seed, *limits, model=model, expert_model=expert_model, **envs)
+
+
+serial_pipeline_dqfd = functools.partial(serial_pipeline_sqil, run=dqfd_run)
+
+
+def serial_pipeline_gail(
+    input_cfg: Config,
+    expert_cfg: Config,
+    seed: int = 0,
+    model: nn.Module | None = None,
+    max_train_iter: float = NO_LIMIT,
+    max_env_step: float = NO_LIMIT,
+    collect_data: bool = True,
+) -> Any:
+    """Imitate the expert of another config; see :func:`dmiddleware.worker.gail_run`.
+
+    Args:
+        input_cfg: as of :func:`serial_pipeline`, and also the other arguments.
+        expert_cfg: the path of the expert's config file, or its main config and create config.
+        seed: the seed of everything random.
+        model: the policy's network.
+        max_train_iter: most updates.
+        max_env_step: most env steps.
+        collect_data: whether the expert plays first; otherwise its transitions are in the file.
+    """
+    main, create = _configs(input_cfg)
+    main, envs = _with_envs(main, create, None)
+    shown = _expert(expert_cfg, None) if collect_data else None
+    limits = int(max_train_iter), int(max_env_step)
+    return gail_run(main, create, shown, seed, *limits, model=model, **envs)
 
 
 def serial_pipeline_offline(
@@ -177,6 +232,23 @@ def _configs(input_cfg: Config) -> tuple[Any, Any]:
     if isinstance(input_cfg, str | Path):
         return read_config(Path(input_cfg))
     return input_cfg[0], input_cfg[1]
+
+
+def _with_envs(
+    main: Mapping[str, Any], create: Mapping[str, Any], setting: Sequence[Any] | None
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Return the main config, and what makes the envs as an argument, if not those of an id."""
+    envs = _envs(main, create, setting)
+    if envs is None:
+        return main, {}
+    return {**main, "env": with_own_envs(main)["env"]}, {"envs": envs}
+
+
+def _expert(cfg: Config, setting: Sequence[Any] | None) -> tuple[Any, Any]:
+    """Return the configs of an expert, whose envs are made as those of the policy."""
+    main, create = _configs(cfg)
+    main, _ = _with_envs(main, create, setting)
+    return main, create
 
 
 def _envs(

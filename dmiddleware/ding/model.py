@@ -37,7 +37,6 @@ _MODELS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
                                            "agent_num", *_HEADS)),
     "PDQN": ("hybrid_q", _Q),
     "PG": ("actor", ("obs_shape", "action_shape", "action_space")),
-    "PPG": ("ppg", ("obs_shape", "action_shape", "action_space")),
     "QACDIST": ("categorical_actor_q", ("obs_shape", "action_shape", "action_space")),
     "QMix": ("qmix_network", ("agent_num", "obs_shape", "global_obs_shape", "action_shape")),
     "QRDQN": ("quantile_q_network", _Q),
@@ -47,7 +46,6 @@ _MODELS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 """DI-engine's networks: the registered names of those here, and its arguments by position."""
 
 _ALIASES: Final[Mapping[str, str]] = {
-    "MAQAC": "DiscreteMAQAC",
     "QAC": "ContinuousQAC",
     "QACEnsemble": "EDAC",
 }
@@ -63,8 +61,12 @@ _FIXED: Final[Mapping[str, Mapping[str, Any]]] = {
     "RainbowDQN": {"dueling": True, "noisy": True},
 }
 
+_NO_TEAM: Final = "SAC is for one agent here; use MAVAC with PPO, or QMix"
+
 REFUSED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("ContinuousMAQAC", "DiscreteMAQAC", "MAQAC"), _NO_TEAM),
     "Mixer": "QMix has it as a part",
+    "PPG": "PPG's auxiliary phase is not here; use VAC, with PPO",
 }
 
 

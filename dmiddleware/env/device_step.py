@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dmiddleware.env.batching import NestedArrays
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["DeviceStep"]
 
 
 @dataclass(slots=True)
 class DeviceStep:
-    """What a step returned, on the device of the envs; nobody writes to the tensors again.
+    """What a step returned, tensors of the envs' device; nobody writes to them again.
 
     Attributes:
         ready_obs: ``[E, …]`` tensors, or nested dicts and tuples of them: what to act on next.
@@ -32,9 +29,9 @@ class DeviceStep:
 
     ready_obs: NestedArrays
     next_obs: NestedArrays
-    reward: torch.Tensor
-    terminated: torch.Tensor
-    truncated: torch.Tensor
-    valid: torch.Tensor | None
+    reward: Any
+    terminated: Any
+    truncated: Any
+    valid: Any
     infos: Mapping[str, Any]
     has_final_obs: bool

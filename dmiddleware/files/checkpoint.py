@@ -37,6 +37,7 @@ from dmiddleware.files.state_blocks import (
 __all__ = [
     "check_saveable",
     "convert_checkpoint",
+    "load_any_checkpoint",
     "load_checkpoint",
     "pack_checkpoint",
     "save_checkpoint",
@@ -218,11 +219,28 @@ def convert_checkpoint(source: str | Path, target: str | Path) -> None:
     path = Path(source)
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "checkpoint not found", str(path))
+    save_checkpoint(target, _load_torch(path))
+
+
+def load_any_checkpoint(path: str | Path) -> Any:
+    """Read a checkpoint on the CPU, also one that ``torch.save`` wrote, without executing its code.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+        CheckpointDamaged: if it cannot be read; of ``torch.save``, also if it holds objects other
+            than tensors, numbers, strings and containers of them.
+    """
+    source = Path(path)
+    if source.is_file() and _is_from_torch(source):
+        return _load_torch(source)
+    return load_checkpoint(source)
+
+
+def _load_torch(path: Path) -> Any:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise CheckpointDamaged(f"{path} cannot be converted: {error}") from error
-    save_checkpoint(target, state)
+        raise CheckpointDamaged(f"{path} cannot be read: {error}") from error
 
 
 def _is_from_torch(path: Path) -> bool:

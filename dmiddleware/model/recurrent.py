@@ -136,7 +136,7 @@ def _piece_bounds(n_steps: int, is_first: torch.Tensor | None) -> Sequence[int]:
         return range(n_steps + 1)  # the compiler traces no LSTM or GRU, but their cells
     if is_first is None or n_steps == 1:
         return (0, n_steps)
-    if is_first.device.type != "cpu":
+    if not is_first.is_cpu:
         return range(n_steps + 1)
     starts = is_first[1:].any(-1).nonzero().squeeze(-1) + 1
     return (0, *starts.tolist(), n_steps)

@@ -29,6 +29,7 @@ from dmiddleware.policy.decision_transformer import (
 from dmiddleware.policy.discrete_cql import DiscreteCQLPolicy, DiscreteCQLSettings
 from dmiddleware.policy.discrete_sac import DiscreteSACPolicy, DiscreteSACSettings
 from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings, QRDQNPolicy, QRDQNSettings
+from dmiddleware.policy.dqfd import DQfDPolicy, DQfDSettings
 from dmiddleware.policy.dqn import DQNPolicy, DQNSettings
 from dmiddleware.policy.edac import EDACPolicy, EDACSettings
 from dmiddleware.policy.fqf import FQFPolicy, FQFSettings
@@ -121,6 +122,8 @@ __all__ = [
     "get_policy_cls",
     "DQNPolicy",
     "DQNSettings",
+    "DQfDPolicy",
+    "DQfDSettings",
     "MDQNPolicy",
     "MDQNSettings",
     "SQLPolicy",

@@ -80,6 +80,18 @@ _METRICS: Final = (
         "near 0; above 0.05 a warning is logged",
     ),
     Metric(
+        "n_step_loss",
+        "return²",
+        "the loss of the n-step targets of DQfD",
+        "as `total_loss`",
+    ),
+    Metric(
+        "margin_loss",
+        _RETURN,
+        "by how much the values of other actions, plus `margin`, exceed those demonstrated",
+        "falls towards 0",
+    ),
+    Metric(
         "munchausen_bonus",
         _RETURN,
         "the mean of what Munchausen DQN adds to rewards, the scaled log-policy of the actions",

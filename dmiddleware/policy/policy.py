@@ -67,6 +67,7 @@ from dmiddleware.tree import (
     Value,
     as_tree,
     from_numpy,
+    leaf_of,
     leaves,
     map_leaves,
     to_device,
@@ -216,7 +217,8 @@ class Policy:
         seed = torch.initial_seed() if self.cfg.seed is None else self.cfg.seed
         self.spaces: tuple[gym.Space[Any], gym.Space[Any]] | None = None
         self._has_own_model = model is not None
-        self._generators = PolicyGenerators(seed)
+        self._generators = PolicyGenerators(seed, self.device)
+        self._draw_on("cpu")
         self.model = self._build_model(model).to(self.device)
         self._submodules = tuple(self.model.modules())
         self._trains_itself = any(
@@ -249,7 +251,7 @@ class Policy:
             if isinstance(component.module, nn.Module):
                 component.module.to(self.device)
         self._state = PolicyState(
-            self.model, self.components, self._generators, self.device, type(self).__name__
+            self.model, self.components, self._generators, type(self).__name__
         )
         if "learn" in self.modes:
             self._prepare_to_learn()
@@ -574,34 +576,21 @@ class Policy:
         obs: Value = to_device(data, self.device) if self.on_gpu else data
         return obs
 
-    @property
-    def draw_device(self) -> torch.device:
-        """Where random numbers are drawn now."""
-        return self._generators.device
-
-    @property
-    def generator(self) -> torch.Generator:
-        """Of the random numbers of collecting."""
-        return self._generators.act
-
-    @property
-    def eval_generator(self) -> torch.Generator:
-        """Of the random numbers of evaluating."""
-        return self._generators.eval
-
-    @property
-    def learn_generator(self) -> torch.Generator:
-        """Of the random numbers of updates."""
-        return self._generators.learn
-
     def draw_near(self, data: Nested) -> None:
         """Draw on the policy's device if the data are there, and otherwise on the CPU."""
         if not self.on_gpu:
             return
-        leaf = data if isinstance(data, torch.Tensor) else next(iter(leaves(data)))[1]
+        leaf: Any = leaf_of(data)
         place = getattr(leaf, "device", "cpu")  # of an array, whatever it says, the host
         is_there = isinstance(leaf, torch.Tensor) and place == torch.device(self.device)
-        self._generators.device = torch.device(self.device if is_there else "cpu")
+        self._draw_on(self.device if is_there else "cpu")
+
+    def _draw_on(self, device: str) -> None:
+        self.draw_device = torch.device(device)
+        generators = self._generators
+        self.generator, self.eval_generator, self.learn_generator = (
+            generators.on_cpu if device == "cpu" else generators.on_device
+        )
 
     def set_training(self, mode: bool) -> None:
         """Set the mode of the network, as ``model.train(mode)`` does in ten times the time."""
@@ -627,7 +616,7 @@ class Policy:
             self._load_acting_state,
             self.spec,
             reset=self.reset,
-            seed=self._seed_acting,
+            seed=partial(self._generators.seed, "generator"),
             train_batch=self.train_batch,
         )
 
@@ -640,7 +629,7 @@ class Policy:
             self._load_acting_state,
             self.spec,
             reset=self.reset,
-            seed=self._seed_evaluating,
+            seed=partial(self._generators.seed, "eval_generator"),
         )
 
     @cached_property
@@ -708,13 +697,8 @@ class Policy:
 
     def seed(self, seed: int) -> None:
         """Seed the randomness of acting: exploration and sampled actions."""
-        self._generators.seed(act=seed, eval=derive_seed(seed, "eval"))
-
-    def _seed_acting(self, seed: int) -> None:
-        self._generators.seed(act=seed)
-
-    def _seed_evaluating(self, seed: int) -> None:
-        self._generators.seed(eval=seed)
+        self._generators.seed("generator", seed)
+        self._generators.seed("eval_generator", derive_seed(seed, "eval"))
 
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
         """Forget what acting keeps of these envs; None: of all. By default there is nothing."""
@@ -809,7 +793,7 @@ class Policy:
         if any(name not in batch for name in self.learn_columns):
             check_columns(self.learn_columns, batch, user=type(self).__name__)
         # Rows that a collector made have actions of an env; those of other data may be anything.
-        if "collect_iter" not in batch and "action" in batch:
+        if "collect_iter" not in batch and "action" in batch and self._came_from_host(batch):
             lead = tuple(batch["reward"].shape) if "reward" in batch else None
             self.codec.check(batch["action"], mask=batch.get("mask"), lead=lead)
             if self.spaces is not None:
@@ -832,6 +816,10 @@ class Policy:
         output = self.learn(batch, **kwargs)
         update_outputs(output, user=f"{type(self).__name__}.learn")
         return output
+
+    def _came_from_host(self, batch: Batch) -> bool:
+        """Whether checking values does not wait for a device; rows there come from a collector."""
+        return not self.on_gpu or leaf_of(batch).device != torch.device(self.device)
 
     def _prepare_to_learn(self) -> None:
         self._runner = UpdateRunner(

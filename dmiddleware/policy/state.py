@@ -32,7 +32,6 @@ class PolicyState:
         model: the policy's model.
         components: its components, by name.
         generators: its random generators.
-        device: its device.
         owner: the name of the policy's class, for messages.
 
     Attributes:
@@ -45,13 +44,11 @@ class PolicyState:
         model: nn.Module,
         components: Mapping[str, Component[Any]],
         generators: PolicyGenerators,
-        device: str,
         owner: str,
     ) -> None:
         self._model = model
         self._components = components
         self._generators = generators
-        self._device = device
         self._owner = owner
         paths = {id(module): path for path, module in model.named_modules()}
         self.paths = {
@@ -107,7 +104,7 @@ class PolicyState:
         targets, optimizers, others = (
             entry_of(state, name) for name in ("target", "optimizer", "learning")
         )
-        for name in self._generators.names:
+        for name in self._generators.on_cpu._fields:
             entry_of(state, name)
         for name, component in self._components.items():
             if component.has_target:
@@ -139,7 +136,7 @@ class PolicyState:
 
     def load_generators(self, states: Mapping[str, Any]) -> None:
         """Restore what :meth:`generators` returned."""
-        self._generators.load_state_dict(states, self._device)
+        self._generators.load_state_dict(states)
 
     def _others(self, *, acting: bool) -> dict[str, Any]:
         """Return the states of the components that do not belong to the model."""

@@ -19,13 +19,9 @@ from dmiddleware.model.action_mask import as_mask, sorted_names
 from dmiddleware.policy import CollectMode, EvalMode
 from dmiddleware.policy.acting import info_names, previous_action_codec
 from dmiddleware.rollout.acting_memory import ActingMemory
-from dmiddleware.tree import (
-    Value,
-    as_tree,
-    index_rows,
-)
+from dmiddleware.tree import Batch, Value, as_tree, index_rows, leaf_of, map_leaves
 
-__all__ = ["ActInputs", "check_masks", "masks_in", "sample_allowed"]
+__all__ = ["ActInputs", "check_masks", "masks_in", "on_host", "sample_allowed"]
 
 _MASK = "action_mask"
 _NEXT_MASK = "next_action_mask"
@@ -92,7 +88,7 @@ class ActInputs:
             PolicyOutputError: in the first step, if that state does not look like the initial one.
         """
         self._inputs = inputs = self._inputs_of(obs, env_id)
-        output = dict(self._mode.forward(obs, env_id=env_id, **kwargs, **inputs))
+        output = on_host(self._mode.forward(obs, env_id=env_id, **kwargs, **inputs))
         self._next_state = self._memory.next_state(output, len(env_id))
         return output
 
@@ -186,6 +182,15 @@ class ActInputs:
         """
         self._memory.load_state_dict(state)
         self._mask = None
+
+
+def on_host(output: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a policy returned, on the CPU: for observations on a device it stays there."""
+    moved = {}
+    for name, column in output.items():
+        is_here = not isinstance(column, torch.Tensor | Batch) or leaf_of(column).is_cpu
+        moved[name] = column if is_here else map_leaves(torch.Tensor.cpu, column)
+    return moved
 
 
 def masks_in(obs: Any, info: StepInfo) -> torch.Tensor | None:

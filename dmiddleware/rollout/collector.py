@@ -24,6 +24,7 @@ __all__ = ["RolloutCollector", "even_shares"]
 _USER: Final = "RolloutCollector"
 _NO_KWARGS: Final[Mapping[str, Any]] = {}
 _SPARE_ROWS: Final = 64
+_SPARE_STEPS: Final = 4
 
 
 class RolloutCollector(Stepper):
@@ -191,7 +192,8 @@ class RolloutCollector(Stepper):
         """
         if n_sample <= 0:
             raise ValueError(f"n_sample must be positive, got {n_sample}")
-        self.start()
+        if not len(self.episode_id):
+            self.start()  # which finds out where the envs are
         self._begin_call(train_iter)
         n_steps, store = -(-n_sample // self.env_num), self._store
         if self._on_device is not None:
@@ -221,7 +223,7 @@ class RolloutCollector(Stepper):
         gathered = rollout.collect(
             n_steps,
             # As many episodes may end, and a vector env may fail a few times.
-            first_new_id=self._first_of((n_steps + _SPARE_ROWS) * self.env_num),
+            first_new_id=int(self._new_ids((n_steps + _SPARE_STEPS) * self.env_num)[0]),
             train_iter=train_iter,
             policy_kwargs=policy_kwargs,
             random=random,

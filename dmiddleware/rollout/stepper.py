@@ -16,7 +16,13 @@ from dmiddleware.env.batching import NestedArrays
 from dmiddleware.env.timestep import IdArray, StepInfo
 from dmiddleware.errors import ConfigError, EnvProtocolError, PolicyOutputError
 from dmiddleware.policy import CollectMode, EvalMode
-from dmiddleware.rollout.act_inputs import ActInputs, check_masks, masks_in, sample_allowed
+from dmiddleware.rollout.act_inputs import (
+    ActInputs,
+    check_masks,
+    masks_in,
+    on_host,
+    sample_allowed,
+)
 from dmiddleware.rollout.episode_info import SUCCESS_KEYS, success_of, warn_of_success
 from dmiddleware.tree import Batch, Value, from_numpy, index_rows, leaves, to_numpy
 
@@ -188,6 +194,7 @@ class Stepper:
         obs = torch.from_numpy(ready_obs) if is_array else from_numpy(ready_obs)
         if memory is None:
             output = self._mode.forward(obs, env_id=env_id, **policy_kwargs)
+            output = output if is_array else on_host(output)
         else:
             output = memory.act(obs, env_id, policy_kwargs)
         if not self._is_checked:
@@ -288,15 +295,11 @@ class Stepper:
 
     def _new_ids(self, n: int) -> IdArray:
         """Return ids that no other episode has, ``[n] int64``."""
-        first = self._first_of(n)
-        self._next_id += n
-        return np.arange(first, self._next_id)
-
-    def _first_of(self, n: int) -> int:
-        """Return the first of ``n`` consecutive ids that no other episode has."""
         if self._next_id % (1 << _COUNTER_BITS) + n >= 1 << _COUNTER_BITS:
             self._next_id = first_episode_id()
-        return self._next_id
+        first = self._next_id
+        self._next_id += n
+        return np.arange(first, self._next_id)
 
     def check_random_actions(self) -> None:
         """Reject random actions for an on-policy policy, which cannot learn from them.

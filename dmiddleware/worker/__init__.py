@@ -58,6 +58,7 @@ from dmiddleware.worker.evaluator import (
     VectorEvalMonitor,
     create_serial_evaluator,
 )
+from dmiddleware.worker.imitation import dqfd_run, gail_run, sqil_run
 from dmiddleware.worker.league import OneVsOneLeague
 from dmiddleware.worker.learner import (
     BaseLearner,
@@ -108,6 +109,9 @@ __all__ = [
     "show_hooks",
     "serial_run",
     "offline_run",
+    "sqil_run",
+    "dqfd_run",
+    "gail_run",
     "read_config",
     "compile_config",
     "BaseSerialCommander",

@@ -13,6 +13,7 @@ from dmiddleware.classic.logs import output_folder
 from dmiddleware.errors import ConfigError, DMiddlewareError
 from dmiddleware.worker.config_file import read_config_with_system
 from dmiddleware.worker.entry import NO_LIMIT, serial_run
+from dmiddleware.worker.imitation import dqfd_run, gail_run, sqil_run
 from dmiddleware.worker.offline_entry import names_data, offline_run
 from dmiddleware.worker.parallel_run import classic_run
 
@@ -21,20 +22,23 @@ __all__ = ["checked_mode", "classic_command", "run_config"]
 _DIRECT: Final = "serial_reward_model_onpolicy"
 _ONLINE: Final = ("serial", "serial_onpolicy", "serial_reward_model_offpolicy", _DIRECT)
 _OFFLINE: Final = ("serial_offline", "serial_bc", "bc", "serial_dt")
+_IMITATION: Final[Mapping[str, Any]] = {
+    "serial_sqil": sqil_run, "serial_dqfd": dqfd_run, "serial_gail": gail_run,
+}  # fmt: skip
 _PARALLEL: Final = "parallel"
 _REWARDS: Final = "learn rewards in a chain, by middleware.RewardLearner with RND, ICM or GAIL"
 _NO_WORLD_MODEL: Final = "world models are not here; learn from play with -m serial"
 _ELSEWHERE: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
-            "serial_gail", "serial_guided_cost", "serial_preference_based_irl",
+            "serial_guided_cost", "serial_preference_based_irl",
             "serial_preference_based_irl_onpolicy", "serial_reward_model_trex",
             "serial_reward_model_trex_onpolicy", "serial_trex", "serial_trex_onpolicy",
         ),
         _REWARDS,
     ),
+    "collect_demo_data": "record data in a chain, by OfflineDataSaver",
     "serial_bco": "clone recorded actions with -m bc; no model infers them from observations",
-    "serial_dqfd": "demonstrations are not mixed into play here; learn from data by discrete_cql",
     "serial_dream": _NO_WORLD_MODEL,
     "serial_dyna": _NO_WORLD_MODEL,
     "serial_mbrl": _NO_WORLD_MODEL,
@@ -45,7 +49,6 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "serial_pc": "procedure cloning is not here; clone actions with -m bc",
     "serial_plr": "middleware.curriculum chooses levels in a chain",
     "serial_r2d3": "R2D3 is not here; learn from play with R2D2",
-    "serial_sqil": "imitate in a chain, by DemonstrationReplay in a TensorBuffer",
     "serial_td3_vae": "no autoencoder of actions is here; use TD3 with -m serial",
 }  # fmt: skip
 """DI-engine's ways to learn that are not here, and what to do."""
@@ -73,14 +76,19 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 @click.option(
     "-m",
     "--mode",
-    type=click.Choice([*_ONLINE, *_OFFLINE, _PARALLEL]),
-    help="How to learn: from play, from recorded data (serial_offline, bc), or in several "
-    "processes.  [default: parallel if the file defines system_config, from data if the config "
-    "names any, else from play]",
+    type=click.Choice([*_ONLINE, *_OFFLINE, *_IMITATION, _PARALLEL]),
+    help="How to learn: from play, from recorded data (serial_offline, bc), from an expert "
+    "(serial_sqil, serial_dqfd, serial_gail), or in several processes.  [default: parallel if the "
+    "file defines system_config, from data if the config names any, else from play]",
 )
 @click.option("--env-step", type=click.IntRange(min=1), help="Most env steps.  [default: no limit]")
 @click.option("--train-iter", type=click.IntRange(min=1), help="Most updates.  [default: no limit]")
 @click.option("--data", help="Recorded data, in place of data_path in the config.")
+@click.option(
+    "--expert",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The config file of the expert that serial_sqil, serial_dqfd and serial_gail learn from.",
+)
 def classic_command(
     config: Path,
     seed: int,
@@ -88,6 +96,7 @@ def classic_command(
     env_step: int | None,
     train_iter: int | None,
     data: str | None,
+    expert: Path | None,
 ) -> None:
     """Run a config file of DI-engine, as ding -m serial -c FILE -s 0 does.
 
@@ -97,6 +106,7 @@ def classic_command(
       ditask classic -c cartpole_dqn_config.py -s 0
       ditask classic -c cartpole_ppo_config.py -s 0 -m serial_onpolicy
       ditask classic -c pendulum_td3_bc_config.py -s 0 -m serial_offline
+      ditask classic -c cartpole_sqil_config.py -m serial_sqil --expert cartpole_dqn_config.py
     In several processes, over HTTP or over the router:
       ditask classic -c parallel/cartpole_dqn_config.py -s 0
       ditask --roles coordinator=1,learner=1,collector=2
@@ -108,6 +118,11 @@ def classic_command(
             mode = _PARALLEL
         mode = checked_mode(mode, main, data)
         limit = train_iter or NO_LIMIT
+        if (expert is not None) != (mode in _IMITATION):
+            raise click.UsageError(
+                "--expert FILE, the config of the expert, goes with -m serial_sqil, "
+                "serial_dqfd or serial_gail"
+            )
         if mode == _PARALLEL:
             if (env_step, train_iter, data) != (None, None, None):
                 raise click.UsageError(
@@ -121,6 +136,9 @@ def classic_command(
             offline_run(main, create, seed, limit, data=data)
         elif data is not None:
             raise click.UsageError(f"--data needs -m serial_offline or bc, not {mode}")
+        elif expert is not None:
+            imitate, (shown, shown_create, _) = _IMITATION[mode], _read(expert)
+            imitate(main, create, (shown, shown_create), seed, limit, env_step or NO_LIMIT)
         else:
             is_direct = mode == _DIRECT
             serial_run(main, create, seed, limit, env_step or NO_LIMIT, is_direct=is_direct)
@@ -179,7 +197,7 @@ def checked_mode(mode: str | None, main: Mapping[str, Any], data: str | None = N
     """
     if mode is None:
         return "serial_offline" if data is not None or names_data(main) else "serial"
-    modes = (*_ONLINE, *_OFFLINE, _PARALLEL)
+    modes = (*_ONLINE, *_OFFLINE, *_IMITATION, _PARALLEL)
     if mode not in modes:
         instead = _ELSEWHERE.get(mode, f"the modes are {', '.join(modes)}")
         raise ConfigError(f"the mode {mode} of DI-engine is not here; {instead}")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
-import torch
 import yaml
 from easydict import EasyDict
 from torch import nn
@@ -24,15 +23,13 @@ from dmiddleware.classic import (
 from dmiddleware.classic.config import Configurable
 from dmiddleware.classic.import_names import import_named
 from dmiddleware.classic.logs import output_folder
-from dmiddleware.classic.modes import spec_attribute
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import POLICY_REGISTRY, is_update, update_outputs
+from dmiddleware.policy import POLICY_REGISTRY
 from dmiddleware.seeding import derive_seed, seed_libraries
 from dmiddleware.settings import plain_values
 from dmiddleware.tensorboard import TensorboardWriter
 from dmiddleware.worker.collector import (
-    ISerialCollector,
     create_serial_collector,
     get_serial_collector_cls,
 )
@@ -57,6 +54,7 @@ from dmiddleware.worker.evaluator import create_serial_evaluator, get_serial_eva
 from dmiddleware.worker.learned_rewards import EnvRewards, learned_rewards, take_reward_model
 from dmiddleware.worker.learner import LEARNER_REGISTRY, BaseLearner, create_learner
 from dmiddleware.worker.progress import Progress
+from dmiddleware.worker.row_learning import DirectLearning, EpisodeReplay, Learning, RowReplay
 from dmiddleware.worker.sequence_learning import LaneReplay, SequenceReplay, sequence_length
 from dmiddleware.worker.serial_worker import get_worker_cls
 
@@ -118,7 +116,7 @@ def compile_config(
     for name in _options_of(evaluator_cls, _EVALUATOR_KEYS):
         if env.get(_EVALUATOR_KEYS[name]) is not None:
             evaluator.setdefault(name, env[_EVALUATOR_KEYS[name]])
-    if names_di_engine(create or {}):
+    if names_di_engine(create or {}) and hasattr(evaluator_cls, "default_config"):
         take_unread(evaluator, evaluator_cls.default_config())
     _share_priorities(cfg)
     _ask_for_samples(cfg)
@@ -168,6 +166,7 @@ def serial_run(
     model: nn.Module | None = None,
     envs: Callable[[EasyDict, str], BaseEnvManager] = make_envs,
     is_direct: bool = False,
+    learning: Callable[..., Learning] | None = None,
     show_progress: bool = True,
 ) -> Policy:
     """Train a policy in this process, as a config in the classic shape describes.
@@ -192,6 +191,8 @@ def serial_run(
             ``env``; by default those that ``env.id`` names.
         is_direct: whether any algorithm learns directly from what was collected, without the
             replay buffer, ``learn.update_per_collect`` times.
+        learning: what an off-policy algorithm for single rows learns by; None: samples of the
+            replay buffer. See :class:`~dmiddleware.worker.row_learning.RowReplay`.
         show_progress: whether to show steps, updates and returns on the standard error stream.
 
     Returns:
@@ -231,19 +232,14 @@ def serial_run(
             )
         )
         buffer = stack.enter_context(create_buffer(parts["replay_buffer"], **common))
-        if isinstance(buffer, EpisodeReplayBuffer):
-            raise ConfigError(
-                "serial_run pushes single transitions, and this replay buffer takes whole "
-                "episodes; set replay_buffer.type to 'advanced' or 'naive'"
-            )
         commander = None
         if hasattr(policy, "command_mode"):
             commander = BaseSerialCommander(
                 {}, learner, collector, evaluator, buffer, policy.command_mode
             )
         learn = _learning_from(
-            cfg, learner, buffer, rewards, is_whole=not policy.get_attribute("batched"),
-            is_direct=is_direct,
+            cfg, learner, buffer, rewards, learning,
+            is_whole=not policy.get_attribute("batched"), is_direct=is_direct,
         )  # fmt: skip
         n_sample = _n_sample(cfg, learner)
 
@@ -261,9 +257,11 @@ def serial_run(
                 progress.evaluated(collector.envstep, learner.train_iter, evaluator.last_eval)
                 if stop:
                     break
-            data = collector.collect(
-                n_sample, train_iter=learner.train_iter, policy_kwargs=settings
-            )
+            data: list[Any] = []
+            while len(data) < rewards.n_new:
+                data += collector.collect(
+                    n_sample, train_iter=learner.train_iter, policy_kwargs=settings
+                )
             rewards.learn_from(data)
             learn.from_collected(data, collector.envstep)
             progress.at(collector.envstep, learner.train_iter)
@@ -291,19 +289,31 @@ def _learning_from(
     learner: BaseLearner,
     buffer: Any,
     rewards: EnvRewards,
+    learning: Callable[..., Learning] | None,
     *,
     is_whole: bool,
     is_direct: bool,
-) -> _Replay | _DirectLearning | SequenceReplay | LaneReplay:
-    """Return what learns from the data that a collector returns."""
+) -> Learning:
+    """Return what learns from the data that a collector returns.
+
+    Raises:
+        ConfigError: if something else than a replay buffer is to learn, for another algorithm.
+    """
     spec, seed = learner.policy.spec, derive_seed(cfg.env.seed, "minibatches")
     is_of_sequences = _is_of_sequences(spec)
+    is_of_rows = not (is_of_sequences or spec.minibatch_unit == "lanes" or spec.on_policy)
+    if learning is not None and not is_of_rows:
+        raise ConfigError(
+            f"{spec.kind.__name__} cannot learn from an expert beside its own steps; use an "
+            "off-policy algorithm that learns from single rows, such as dqn, sql, dqfd or sac"
+        )
     if is_of_sequences or spec.minibatch_unit == "lanes":
         rewards.check_unused("an algorithm that learns from sequences")
         return (SequenceReplay if is_of_sequences else LaneReplay)(cfg, learner, seed)
     if spec.on_policy or is_direct:
-        return _DirectLearning(cfg, learner, rewards, is_whole=is_whole)
-    return _Replay(cfg, learner, buffer, rewards)
+        return DirectLearning(cfg, learner, rewards, is_whole=is_whole)
+    replay = EpisodeReplay if isinstance(buffer, EpisodeReplayBuffer) else RowReplay
+    return (learning or replay)(cfg, learner, buffer, rewards)
 
 
 def _n_sample(cfg: EasyDict, learner: BaseLearner) -> int | None:
@@ -316,79 +326,6 @@ def _n_sample(cfg: EasyDict, learner: BaseLearner) -> int | None:
 
 def _is_of_sequences(spec: Any) -> bool:
     return "mask" in spec.learn_columns
-
-
-class _Replay:
-    """Learns from samples of a replay buffer."""
-
-    def __init__(
-        self, cfg: EasyDict, learner: BaseLearner, buffer: Any, rewards: EnvRewards
-    ) -> None:
-        self._learner = learner
-        self._rewards = rewards
-        self._buffer = buffer
-        self._batch_size: Any = spec_attribute(learner.policy.spec, "batch_size")
-        self._n_updates = int(cfg.policy.learn.get("update_per_collect", 1))
-        self._n_random = int(cfg.policy.get("random_collect_size", 0))
-        self._is_prioritized = bool(cfg.policy.get("priority", False))
-
-    def begin(self, collector: ISerialCollector[Any, Any]) -> None:
-        """Fill the buffer with what random actions collect."""
-        if self._n_random > 0:
-            self._buffer.push(
-                collector.collect(self._n_random, random_collect=True), collector.envstep
-            )
-
-    def from_collected(self, data: list[Any], envstep: int) -> None:
-        """Push the data, and update the policy."""
-        self._buffer.push(data, cur_collector_envstep=envstep)
-        for _ in range(self._n_updates):
-            samples = self._buffer.sample(self._batch_size, self._learner.train_iter)
-            if samples is None:  # there is not enough data yet; the buffer logs it
-                return
-            self._learner.train(self._rewards.of(samples), envstep)
-            if self._is_prioritized:
-                self._buffer.update(self._learner.priority_info)
-
-
-class _DirectLearning:
-    """Learns once from all that was collected.
-
-    An on-policy algorithm written for batches takes one minibatch at a time,
-    ``learn.epoch_per_collect`` times over, and an off-policy one all samples,
-    ``learn.update_per_collect`` times; a policy that acts per env takes all in one forward.
-    """
-
-    def __init__(
-        self, cfg: EasyDict, learner: BaseLearner, rewards: EnvRewards, *, is_whole: bool
-    ) -> None:
-        self._learner = learner
-        self._rewards = rewards
-        self._batch_size: Any = spec_attribute(learner.policy.spec, "batch_size")
-        self._n_epochs = int(cfg.policy.learn.get("epoch_per_collect", 1))
-        self._n_whole = 0  # updates from all samples; 0: from minibatches
-        if is_whole:
-            self._n_whole = 1
-        elif not learner.policy.spec.on_policy:
-            self._n_whole = int(cfg.policy.learn.get("update_per_collect", 1))
-        self._generator = torch.Generator().manual_seed(derive_seed(cfg.env.seed, "minibatches"))
-
-    def begin(self, collector: ISerialCollector[Any, Any]) -> None:
-        """Do nothing: an on-policy algorithm cannot learn from random actions."""
-
-    def from_collected(self, data: list[Any], envstep: int) -> None:
-        """Update the policy."""
-        data = self._rewards.of(data)
-        if self._n_whole:
-            for _ in range(self._n_whole):
-                self._learner.train(data, envstep)
-            return
-        for _ in range(self._n_epochs):
-            order = torch.randperm(len(data), generator=self._generator)
-            for rows in order.tensor_split(max(1, len(data) // self._batch_size)):
-                answer = self._learner.train([data[row] for row in rows.tolist()], envstep)
-                if not all(map(is_update, update_outputs(answer))):
-                    return
 
 
 def _with_types(main: Mapping[str, Any], create: Mapping[str, Any]) -> dict[str, Any]:

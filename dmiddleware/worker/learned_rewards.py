@@ -18,10 +18,12 @@ from dmiddleware.classic import Policy
 from dmiddleware.classic.modes import CollectMode
 from dmiddleware.classic.reward_models import (
     BaseRewardModel,
+    GailRewardModel,
     create_reward_model,
     get_reward_model_cls,
 )
 from dmiddleware.errors import ConfigError
+from dmiddleware.settings import Count, checked
 
 __all__ = ["EnvRewards", "LearnedRewards", "learned_rewards", "take_reward_model"]
 
@@ -32,7 +34,13 @@ _CLEARS_EVERY: Final = 100
 
 
 class EnvRewards:
-    """The rewards of the env, as they are."""
+    """The rewards of the env, as they are.
+
+    Attributes:
+        n_new: how many rows are collected before anything learns from them.
+    """
+
+    n_new: int = 1
 
     def learn_from(self, data: list[Transition]) -> None:
         """Learn from what was collected."""
@@ -59,10 +67,14 @@ class LearnedRewards(EnvRewards):
     Args:
         model: the model.
         clears_every: after how many collections it forgets what was collected.
+        n_new: how many rows are collected before it learns from them.
         are_summed: whether samples hold advantages or returns, which are sums of rewards.
     """
 
-    def __init__(self, model: BaseRewardModel, clears_every: int, *, are_summed: bool) -> None:
+    def __init__(
+        self, model: BaseRewardModel, clears_every: int, n_new: int = 1, *, are_summed: bool
+    ) -> None:
+        self.n_new = n_new
         self._model = model
         self._are_summed = are_summed
         self._clears_every = clears_every
@@ -139,20 +151,22 @@ def learned_rewards(section: Mapping[str, Any], policy: Policy, writer: Any) -> 
     if not section:
         return EnvRewards()
     device = str(policy.collect_mode.get_attribute("device"))
-    options = dict(section)
-    clears_every = int(options.get("clear_buffer_per_iters", _CLEARS_EVERY))
-    if clears_every < 1:
-        raise ConfigError(f"clear_buffer_per_iters must be at least 1, got {clears_every}")
-    n_new = options.pop("target_new_data_count", 1)
-    if n_new != 1:
-        raise ConfigError(
-            f"reward_model.target_new_data_count={n_new!r} is not here: the model and the policy "
-            "learn after each collection; leave it out, and collect more by collect.n_sample"
-        )
+    defaults: dict[str, Any] = getattr(get_reward_model_cls(section), "default_config", dict)()
+    options = {"clear_buffer_per_iters": _CLEARS_EVERY, "target_new_data_count": 1, **defaults}
+    options |= section
+    clears_every, n_new = (
+        checked(f"{_KEY}.{name}", options[name], Count)
+        for name in ("clear_buffer_per_iters", "target_new_data_count")
+    )
     spec = policy.learn_mode.spec
     are_summed = spec.gae_lambda is not None or "ret" in spec.learn_columns
-    model = create_reward_model(options, device, writer)
-    return LearnedRewards(model, clears_every, are_summed=are_summed)
+    model = create_reward_model(section, device, writer)
+    if isinstance(model, GailRewardModel) and spec.n_step > 1:
+        raise ConfigError(
+            f"GAIL estimates rewards of single steps, but the policy has nstep={spec.n_step}; set "
+            "nstep to 1"
+        )
+    return LearnedRewards(model, clears_every, n_new, are_summed=are_summed)
 
 
 def _without(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ What a run has of its own, so that two updates come soon, is in :func:`_shrunk`:
 short episodes, small batches, few rows before the first update and a small replay buffer. Network,
 algorithm, env and its wrappers are those of the file. A config for several ranks gets a process
 group of one, and one that begins with a checkpoint begins without. A config that learns from
-recorded data gets random rows of the spaces of its env.
+recorded data gets random rows of the spaces of its env, and one that imitates an expert gets a
+checkpoint of an untrained policy of the expert's config, which the file itself names.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import io
 import logging
 import multiprocessing as mp
 import os
+import runpy
 import sys
 import tempfile
 import traceback
@@ -46,7 +48,9 @@ _N_SEQUENCES: Final = 4
 _OF_SEQUENCES: Final = ("r2d2", "impala")
 _REPLAY_SIZE: Final = 1000
 _N_OFFLINE_ROWS: Final = 120
+_IMITATION: Final = ("serial_sqil", "serial_dqfd", "serial_gail")
 _OFFLINE: Final = ("serial_offline", "serial_bc", "bc", "serial_dt")
+_ENTRIES: Final = ("serial_pipeline", "parallel_pipeline", "collect_demo_data")
 _FOLDERS: Final = ("dizoo", "ding")
 _NAMES: Final = frozenset(("main_config", "create_config"))
 
@@ -153,15 +157,14 @@ def _scratch() -> str | None:
 def _row(path: Path, name: str) -> Row:
     from dmiddleware.errors import DMiddlewareError
 
-    group = "unknown"
+    group = str(Path(name).parent)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from dmiddleware.worker.config_file import read_config_with_system
 
             main, create, system = read_config_with_system(path)
-            group = _group(main, create)
-            _run(main, create, system, _mode(path))
+            _run(path, main, create, system)
     except DMiddlewareError as error:
         reason, _, _ = str(error).partition("Traceback (most recent call last)")
         return Row(name, group, "refused", " ".join(reason.split()))
@@ -176,11 +179,6 @@ def _row(path: Path, name: str) -> Row:
     return Row(name, group, "runs")
 
 
-def _group(main: Mapping[str, Any], create: Mapping[str, Any]) -> str:
-    policy, env = create.get("policy", {}).get("type"), create.get("env", {}).get("type")
-    return f"{policy} / {env}"
-
-
 def _mode(path: Path) -> str | None:
     """Return the mode of the entry point that the file calls; None: it calls none."""
     calls = [
@@ -188,12 +186,12 @@ def _mode(path: Path) -> str | None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     ]
-    entries = [call for call in calls if call.startswith(("serial_pipeline", "parallel_pipeline"))]
+    entries = [call for call in calls if call.startswith(_ENTRIES)]
     return entries[0].replace("_pipeline", "") if entries else None
 
 
 def _run(
-    main: dict[str, Any], create: dict[str, Any], system: dict[str, Any] | None, mode: str | None
+    path: Path, main: dict[str, Any], create: dict[str, Any], system: dict[str, Any] | None
 ) -> None:
     """Make two updates, as ``ditask classic`` does without its limits.
 
@@ -218,7 +216,7 @@ def _run(
     main, create = _shrunk(main, create)
     if main["policy"].get("multi_gpu") or main["policy"]["learn"].get("multi_gpu"):
         _join_group_of_one()
-    mode = checked_mode(mode, main)
+    mode = checked_mode(_mode(path), main)
     if system is not None:
         # The learner is another process; the run ends when it has made its updates.
         main["env"].pop("wrappers")
@@ -229,11 +227,65 @@ def _run(
         rows = Path("rows.safetensors")
         _save_random_rows(main, create, rows)
         offline_run(main, create, 0, _N_UPDATES, data=rows, show_progress=False)
+    elif mode in _IMITATION:
+        _imitate(mode, main, create, _expert_of(path, mode))
     else:
         is_direct = mode == "serial_reward_model_onpolicy"
         serial_run(main, create, 0, _N_UPDATES, is_direct=is_direct, show_progress=False)
     if n_updates < _N_UPDATES:
         raise RuntimeError(f"the run ended after {n_updates} updates")
+
+
+def _expert_of(path: Path, mode: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the configs of the expert with which a file calls its entry point."""
+    import dmiddleware.ding.entry
+    from dmiddleware.ding import close_door, open_door
+
+    class Called(BaseException):
+        """Ends the file where it would begin to train."""
+
+    def entry(input_cfg: Any, expert_cfg: Any, *args: Any, **kwargs: Any) -> None:
+        raise Called(expert_cfg)
+
+    import_path = list(sys.path)
+    open_door(path.parent)  # for the file of the expert
+    setattr(dmiddleware.ding.entry, mode.replace("serial", "serial_pipeline"), entry)
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except Called as called:
+        main, create = called.args[0]
+        return _shrunk(main, create)
+    finally:
+        close_door()
+        open_door()
+        sys.path[:] = import_path
+    raise RuntimeError(f"the file does not call the entry point of {mode}")
+
+
+def _imitate(
+    mode: str,
+    main: dict[str, Any],
+    create: dict[str, Any],
+    expert: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    """Imitate an untrained policy, whose checkpoint stands for the expert's."""
+    import torch
+
+    from dmiddleware.classic import create_policy
+    from dmiddleware.worker import compile_config, dqfd_run, gail_run, sqil_run
+
+    path = str(Path("expert.pth.tar").resolve())
+    policy = create_policy(compile_config(*expert, save=False).policy)
+    torch.save(policy.collect_mode.state_dict(), path)
+    expert[0]["policy"].pop("load_path", None)
+    if mode != "serial_gail":
+        main["policy"]["collect"]["model_path"] = path
+        run = sqil_run if mode == "serial_sqil" else dqfd_run
+        run(main, create, expert, 0, _N_UPDATES, show_progress=False)
+        return
+    main["reward_model"] |= {"expert_model_path": path, "collect_count": _N_OFFLINE_ROWS}
+    main["reward_model"].pop("data_path", None)
+    gail_run(main, create, expert, 0, _N_UPDATES, show_progress=False)
 
 
 def _join_group_of_one() -> None:
@@ -275,6 +327,7 @@ def _shrunk(
         (policy, "batch_size", _N_ROWS // 2),
         (learn, "update_per_collect", _N_UPDATES),
         (learn, "epoch_per_collect", _N_UPDATES),
+        (learn, "expert_replay_buffer_size", n_steps),
         (replay, "replay_buffer_start_size", n_steps),
         (replay, "replay_buffer_size", _REPLAY_SIZE),
     ):

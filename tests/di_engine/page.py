@@ -39,7 +39,8 @@ _PARTS: Final[Mapping[str, tuple[str, str]]] = {
         "Configs",
         "Each config file is compiled, its env and its policy are built, and it makes two updates, "
         "with two envs at most, small batches and short episodes. Configs that learn from recorded "
-        "data get random rows of the right shapes.",
+        "data get random rows of the right shapes, and those that imitate an expert get the "
+        "checkpoint of an untrained policy with the expert's config.",
     ),
     "tests": (
         "DI-engine's own tests",

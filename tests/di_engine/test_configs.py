@@ -30,21 +30,26 @@ REFUSED = RUNS.replace('"dqn"', '"happo"')
 FAILS = (
     RUNS + "\nmain_config['policy']['collect']['n_sample'] = object()\nraise LookupError('lost')\n"
 )
-GAIL = (
-    RUNS
+SQIL = (
+    RUNS.replace('"dqn"', '"sql"')
     + """
 if __name__ == "__main__":
-    from ding.entry import serial_pipeline_gail
-    serial_pipeline_gail((main_config, create_config), seed=0)
+    from ding.entry import serial_pipeline_sqil
+    expert_config = dict(main_config, exp_name="expert")
+    serial_pipeline_sqil((main_config, create_config), [expert_config, create_config], seed=0)
 """
 )
+TREX = SQIL.replace("sqil", "trex")
 
 
 @pytest.fixture
 def checkout(tmp_path):
     folder = tmp_path / "dizoo" / "config"
     folder.mkdir(parents=True)
-    files = {"runs": RUNS, "refused": REFUSED, "fails": FAILS, "gail": GAIL, "other": "x = 1\n"}
+    files = {
+        "runs": RUNS, "refused": REFUSED, "fails": FAILS, "sqil": SQIL, "trex": TREX,
+        "other": "x = 1\n",
+    }  # fmt: skip
     for name, text in files.items():
         (folder / f"{name}_config.py").write_text(text)
     return tmp_path
@@ -52,7 +57,7 @@ def checkout(tmp_path):
 
 def test_files_that_define_both_configs_are_found(checkout):
     names = [path.stem for path in config_files(checkout)]
-    assert names == ["fails_config", "gail_config", "refused_config", "runs_config"]
+    assert names == ["fails_config", "refused_config", "runs_config", "sqil_config", "trex_config"]
 
 
 @pytest.mark.process
@@ -67,6 +72,7 @@ def test_each_config_has_a_row_with_its_outcome_and_the_reason(checkout):
         rows[name.removeprefix("dizoo/config/").removesuffix("_config.py")] = outcome, reason
     assert rows["runs"] == ("runs", "")
     assert rows["refused"][0] == "refused" and "mappo" in rows["refused"][1]
-    assert rows["gail"][0] == "refused" and "RewardLearner" in rows["gail"][1]
+    assert rows["sqil"] == ("runs", "")
+    assert rows["trex"][0] == "refused" and "RewardLearner" in rows["trex"][1]
     assert rows["fails"][0] == "fails" and "LookupError: lost" in rows["fails"][1]
-    assert tally == "1 runs, 2 refused, 1 fails"
+    assert tally == "2 runs, 2 refused, 1 fails"

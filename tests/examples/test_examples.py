@@ -29,6 +29,7 @@ NAMES = [
     "bitflip_her",
     "golf_pdqn",
     "cartpole_sqil",
+    "cartpole_dqfd",
     "cartpole_cql",
     "tictactoe_self_play",
     "doorkey_rnd",
@@ -39,6 +40,7 @@ LONG = (
     "doorkey_rnd",
     "pendulum_gail",
     "cartpole_sqil",
+    "cartpole_dqfd",
     "cartpole_cql",
 )
 SHORT = [at for at, name in enumerate(NAMES) if name not in LONG]

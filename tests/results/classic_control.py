@@ -54,6 +54,15 @@ ENTRIES = [
     ),
     Entry(
         SECTION,
+        "DQfD, from 2,000 steps of DQN",
+        CARTPOLE,
+        "examples.cartpole_dqfd",
+        seeds=SEEDS,
+        at_least=475,
+        minutes=2,
+    ),
+    Entry(
+        SECTION,
         "discrete CQL, from 20,000 steps with ε = 0.5",
         CARTPOLE,
         "examples.cartpole_cql",

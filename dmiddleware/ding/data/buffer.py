@@ -18,6 +18,7 @@ from dmiddleware.classic import (
     use_time_check,
 )
 from dmiddleware.classic.buffer import Buffer
+from dmiddleware.classic.deque_buffer import draws_as_usual
 from dmiddleware.errors import NotEnoughData
 
 __all__ = [
@@ -104,6 +105,7 @@ class DequeBuffer(classic.DequeBuffer):
     def meta_index(self, index: Mapping[str, Any]) -> None:
         self._meta_keys = tuple(index)
 
+    @draws_as_usual
     def sample(
         self,
         size: int | None = None,
@@ -139,6 +141,7 @@ class DequeBuffer(classic.DequeBuffer):
     def _push(self, data: Any, meta: Mapping[str, Any] | None = None) -> int:
         return _Pushed(self._item(super()._push(data, meta)))
 
+    @draws_as_usual
     def _sample(
         self,
         size: int | None = None,

@@ -103,6 +103,10 @@ def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
         ("sql", {"other": {"eps": {"start": 0.95}}}, "other.eps.start", 0.95),
         ("mdqn", {"entropy_tau": 0.01}, "learn.temperature", 0.01),
         ("mdqn", {"m_alpha": 0.8}, "learn.munchausen_weight", 0.8),
+        ("dqfd", {"learn": {"lambda1": 0.5}}, "learn.n_step_weight", 0.5),
+        ("dqfd", {"learn": {"lambda2": 3.0}}, "learn.margin_weight", 3.0),
+        ("dqfd", {"learn": {"lambda3": 0}}, "learn.l2_weight", 0),
+        ("dqfd", {"learn": {"margin_function": 0.5}}, "learn.margin", 0.5),
         ("fqf", {"learn": {"learning_rate_quantile": 1e-4}}, "learn.learning_rate", 1e-4),
         ("fqf", {"learn": {"learning_rate_fraction": 1e-8}}, "learn.learning_rate_fraction", 1e-8),
         ("fqf", {"learn": {"ent_coef": 0.1}}, "learn.entropy_weight", 0.1),
@@ -412,6 +416,13 @@ def test_the_means_of_actions_are_bounded_where_di_engine_bounds_them(name, give
     for parameter in model.policy_head.parameters():
         parameter.data.fill_(100.0 if parameter.ndim == 1 else 0.0)
     assert model(torch.ones(3, 4))["mu"].tolist() == [[1.0, 1.0]] * 3
+
+
+def test_noise_of_policy_and_model_makes_noisy_layers():
+    cfg = config_of("dqn")
+    noisy = {**cfg, "model": {**cfg["model"], "noise": True}, "noisy_net": True}
+    assert create_policy(noisy).policy.explores
+    assert not create_policy(cfg).policy.explores
 
 
 def test_every_stock_policy_accepts_the_keys_of_nearly_all_configs(caplog):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterator
 
 import cloudpickle
@@ -24,6 +26,19 @@ def test_a_module_does_not_hide_what_its_package_has_under_the_same_name() -> No
 
     assert ding.framework.task is task
     assert task is not Task and not hasattr(task, "__path__")
+
+
+def test_all_that_a_face_offers_is_there_and_none_of_what_it_refuses() -> None:
+    faces = [module.name for module in pkgutil.walk_packages(door.__path__, f"{door.__name__}.")]
+    for face in map(importlib.import_module, faces):
+        offered, refused = getattr(face, "__all__", ()), getattr(face, "REFUSED", {})
+        assert [name for name in offered if not hasattr(face, name)] == [], face.__name__
+        assert [name for name in refused if hasattr(face, name)] == [], face.__name__
+
+
+def test_a_network_that_is_not_here_is_refused_with_one_to_use() -> None:
+    with pytest.raises(ImportError, match="use MAVAC with PPO"):
+        from ding.model import MAQAC  # noqa: F401
 
 
 def test_functions_that_name_a_module_can_be_sent_to_other_processes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,29 @@ def test_a_whole_config_trains_in_an_env_class_of_the_program() -> None:
 
     policy = serial_pipeline((MAIN, CREATE), seed=0, max_env_step=32)
     assert policy.learn_mode.state_dict()["train_iter"] > 0
+
+
+def test_an_expert_is_imitated_in_an_env_class_of_the_program(tmp_path: Path) -> None:
+    from ding.entry import serial_pipeline, serial_pipeline_gail, serial_pipeline_sqil
+    from ding.entry.serial_entry_dqfd import serial_pipeline_dqfd
+    from ding.envs import DingEnvWrapper
+
+    class OwnEnv(DingEnvWrapper):
+        def __init__(self, cfg: Any) -> None:
+            assert cfg["of_this_env"] == 3
+            super().__init__(gymnasium.make("CartPole-v1"))
+
+    setting = [OwnEnv, [MAIN["env"]] * 2, [MAIN["env"]] * 2]
+    expert = serial_pipeline((MAIN, CREATE), 0, setting, max_env_step=8)
+    path = str(tmp_path / "expert.pth")
+    torch.save(expert.collect_mode.state_dict(), path)
+    main = copy.deepcopy(MAIN)
+    main["policy"]["collect"]["model_path"] = path
+    policy = serial_pipeline_sqil((main, CREATE), (MAIN, CREATE), 0, setting, max_train_iter=2)
+    assert policy.learn_mode.state_dict()["train_iter"] >= 2
+    policy = serial_pipeline_dqfd((main, CREATE), (MAIN, CREATE), 0, setting, max_train_iter=2)
+    assert policy.learn_mode.state_dict()["train_iter"] >= 2
+    main["reward_model"] = {"input_size": 5, "expert_model_path": path, "collect_count": 8}
+    create = {**CREATE, "env": {"type": "CartPole-v1"}}
+    policy = serial_pipeline_gail((main, create), (main, create), 0, max_train_iter=2)
+    assert policy.learn_mode.state_dict()["train_iter"] >= 2

@@ -22,6 +22,7 @@ from dmiddleware.policy import (
     DecisionTransformerPolicy,
     DiscreteCQLPolicy,
     DiscreteSACPolicy,
+    DQfDPolicy,
     DQNPolicy,
     EDACPolicy,
     FQFPolicy,
@@ -59,6 +60,7 @@ DISCRETE: list[Any] = [
     DQNPolicy,
     SQLPolicy,
     MDQNPolicy,
+    DQfDPolicy,
     C51Policy,
     QRDQNPolicy,
     IQNPolicy,
@@ -153,7 +155,7 @@ def made(cls: Any, **options: Any) -> Any:
 def collected(policy: Any, n_step: int = 24) -> Batch:
     """Return ``[T, 2, …]`` that the policy collects in two envs."""
     with make_env_manager(lambda: env_for(type(policy)), env_num=N_ENVS, seed=0) as envs:
-        return RolloutCollector(policy, envs).collect(N_ENVS * n_step)
+        return policy.train_batch(RolloutCollector(policy, envs).collect(N_ENVS * n_step))
 
 
 def batch_for(policy: Any, n_rows: int = 16) -> Batch:

@@ -33,6 +33,7 @@ from dmiddleware.policy import (
     DecisionTransformerPolicy,
     DiscreteCQLPolicy,
     DiscreteSACPolicy,
+    DQfDPolicy,
     DQNPolicy,
     EDACPolicy,
     FQFPolicy,
@@ -63,6 +64,7 @@ VALUE_BASED = [
     DQNPolicy,
     SQLPolicy,
     MDQNPolicy,
+    DQfDPolicy,
     C51Policy,
     QRDQNPolicy,
     IQNPolicy,
@@ -153,7 +155,7 @@ def one_round(
         elif cls is CrossQPolicy:
             options = {"model": {"critic_hidden_sizes": [64]}, **options}
         policy = cls.for_env(envs, seed=0, **options)
-        rows = RolloutCollector(policy, envs).collect(48)
+        rows = policy.train_batch(RolloutCollector(policy, envs).collect(48))
         if getattr(policy.cfg, "obs_norm", False):
             policy.observe(rows["obs"])
         outputs = policy.learn_mode.forward(learnable(policy, rows))

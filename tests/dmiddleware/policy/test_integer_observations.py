@@ -121,7 +121,7 @@ def test_every_policy_learns_from_integers_what_it_learns_from_floats(cls: Any) 
         ) as envs:
             policy = cls.for_env(envs, seed=0, **options)
             if rows is None:
-                rows = RolloutCollector(policy, envs).collect(40)
+                rows = policy.train_batch(RolloutCollector(policy, envs).collect(40))
             else:
                 rows = as_tree({name: as_floats(rows[name]) for name in rows})
         if getattr(policy.cfg, "obs_norm", False):

@@ -43,6 +43,8 @@ def test_the_public_names_are_these():
         "DDPGSettings",
         "DQNPolicy",
         "DQNSettings",
+        "DQfDPolicy",
+        "DQfDSettings",
         "DatasetNormSettings",
         "DecisionTransformerPolicy",
         "DecisionTransformerSettings",

@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from dmiddleware.classic import create_policy
 from dmiddleware.data import (
     load_checkpoint,
     load_rows,
@@ -23,7 +24,7 @@ from dmiddleware.errors import ConfigError, DatasetError, SpaceError
 from dmiddleware.launch.cli import ditask
 from dmiddleware.policy import DQNPolicy, SACPolicy
 from dmiddleware.rollout import RolloutCollector
-from dmiddleware.worker import BaseLearner, offline_run, read_config
+from dmiddleware.worker import BaseLearner, compile_config, offline_run, read_config
 from dmiddleware.worker.commands import checked_mode, run_config
 from dmiddleware.worker.config_file import read_config_with_system
 from tests.dmiddleware.launch.ditask_process import DITASK
@@ -94,11 +95,24 @@ def test_a_mode_that_is_not_here_is_refused_with_what_to_use_instead():
     assert checked_mode(None, {"policy": {}}) == "serial"
     assert checked_mode(None, {"policy": {}}, data="rows.safetensors") == "serial_offline"
     assert checked_mode("parallel", {}) == "parallel"
-    for mode, word in (("serial_gail", "RewardLearner"), ("serial_dyna", "world models")):
+    for mode, word in (("serial_trex", "RewardLearner"), ("serial_dyna", "world models")):
         with pytest.raises(ConfigError, match=word):
             checked_mode(mode, {})
     with pytest.raises(ConfigError, match="the modes are serial"):
         checked_mode("serial_unheard_of", {})
+
+
+def test_an_expert_is_imitated_with_its_config_from_the_command_line():
+    expert = ("--expert", str(CONFIGS / "cartpole_dqn_config.py"), "-s", "0", "--env-step", "200")
+    main, create = read_config(CONFIGS / "cartpole_dqn_config.py")
+    policy = create_policy(compile_config(main, create, save=False).policy)
+    torch.save(policy.collect_mode.state_dict(), "expert.pth.tar")
+    answer = call("cartpole_sqil", "-m", "serial_sqil", *expert)
+    assert answer.exit_code == 0, answer.output
+    assert "checkpoints in cartpole_sqil_seed0/ckpt_learner" in answer.output
+    for line in (("-m", "serial_sqil"), ("-m", "serial", *expert)):
+        answer = call("cartpole_sqil", *line)
+        assert answer.exit_code == 2 and "--expert FILE" in answer.output
 
 
 @pytest.mark.parametrize("mode", ["bc", "serial_bc"])

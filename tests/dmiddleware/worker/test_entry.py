@@ -20,6 +20,7 @@ from dmiddleware.worker import (
     compile_config,
     serial_run,
 )
+from dmiddleware.worker.evaluator import SERIAL_EVALUATOR_REGISTRY
 
 CREATE = {
     "env": {"type": "CartPole-v1"},
@@ -485,6 +486,15 @@ def test_a_misspelled_key_of_an_evaluator_is_left_out_only_of_a_config_of_di_eng
     assert "nothing reads eval_frq, so it is left out; did you mean eval_freq?" in caplog.text
 
 
+def test_an_evaluator_that_declares_no_options_gets_its_section_as_it_is():
+    @SERIAL_EVALUATOR_REGISTRY.register("bare")
+    class Bare:
+        pass
+
+    main = changed(CARTPOLE_DQN, policy__eval__evaluator={"type": "bare", "of_its_own": 3})
+    assert compile_config(main, CREATE_CARTPOLE_DQN).policy.eval.evaluator.of_its_own == 3
+
+
 def test_an_evaluator_of_di_engine_with_a_negative_frequency_evaluates_before_every_update():
     main = changed(CARTPOLE_DQN, policy__eval__evaluator__eval_freq=-1)
     assert compile_config(main, CREATE_CARTPOLE_DQN).policy.eval.evaluator.eval_freq == 1
@@ -571,10 +581,65 @@ def test_impala_drops_lanes_that_it_has_learned_from_often_enough(monkeypatch):
     assert shapes == [(5, 4), (5, 4)]
 
 
-def test_a_buffer_of_episodes_is_refused():
-    create = {**CREATE, "replay_buffer": {"type": "episode"}}
-    with pytest.raises(ConfigError, match="episodes"):
-        serial_run(main_config(), create, max_train_iter=1)
+BITFLIP = {
+    "env": {"type": "bitflip", "import_names": ["dizoo.bitflip.envs.bitflip_env"]},
+    "policy": {"type": "dqn"},
+    "replay_buffer": {"type": "episode"},
+    "collector": {"type": "episode"},
+}
+
+
+def bitflip_config(**policy):
+    her = {"her_strategy": "future", "episode_size": 3, "sample_per_episode": 4}
+    main = main_config(collect={"n_episode": 8}, other={"her": her}, **policy)
+    main["env"]["n_bits"] = 6
+    main["policy"]["model"] |= {"obs_shape": 12, "action_shape": 6}
+    del main["policy"]["collect"]["n_sample"], main["policy"]["collect"]["collector"]
+    return main
+
+
+@pytest.fixture
+def learned(monkeypatch):
+    """Return the lists of samples that a learner has learned from."""
+    batches, train = [], BaseLearner.train
+
+    def watched(learner, data, *args, **kwargs):
+        batches.append(data)
+        return train(learner, data, *args, **kwargs)
+
+    monkeypatch.setattr(BaseLearner, "train", watched)
+    return batches
+
+
+def test_hindsight_replays_episodes_with_goals_that_they_reached(learned):
+    serial_run(bitflip_config(), BITFLIP, max_train_iter=4)
+    assert [len(batch) for batch in learned[:4]] == [12] * 4
+    for row in learned[0]:
+        bits, goal = row["next_obs"].chunk(2)
+        assert torch.equal(goal, row["obs"].chunk(2)[1])
+        assert float(row["reward"]) == float(torch.equal(bits, goal))
+    assert any(float(row["reward"]) for batch in learned for row in batch)
+
+
+def test_without_hindsight_a_buffer_of_episodes_gives_single_steps(learned):
+    main = bitflip_config()
+    del main["policy"]["other"]["her"]
+    serial_run(main, BITFLIP, max_train_iter=2)
+    main["policy"]["collect"]["collector"] = {"get_train_sample": True}
+    serial_run(main, BITFLIP, max_train_iter=2)
+    assert len(learned) == 4 and all(len(batch) == 8 for batch in learned)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"policy__nstep": 3}, "set it to 1"),
+        ({"policy__collect__collector": {"get_train_sample": True}}, "whole episodes"),
+    ],
+)
+def test_hindsight_without_single_steps_of_whole_episodes_is_refused(change, word):
+    with pytest.raises(ConfigError, match=word):
+        serial_run(changed(bitflip_config(), **change), BITFLIP, max_train_iter=1)
 
 
 def test_each_evaluation_is_recorded_in_the_replay_path():

@@ -128,11 +128,21 @@ def test_a_model_that_is_not_here_is_refused_by_its_name():
         serial_run(*configs("dqn", "drex"))
 
 
-def test_forgetting_after_no_collection_is_refused(constant):
-    with pytest.raises(ConfigError, match="clear_buffer_per_iters must be at least 1, got 0"):
-        serial_run(*configs("dqn", clear_buffer_per_iters=0), show_progress=False)
+@pytest.mark.parametrize("name", ["clear_buffer_per_iters", "target_new_data_count"])
+def test_counts_below_one_are_refused(constant, name):
+    with pytest.raises(ConfigError, match=f"reward_model.{name} must be .* got 0"):
+        serial_run(*configs("dqn", **{name: 0}), show_progress=False)
 
 
-def test_several_collections_before_the_model_learns_are_refused(constant):
-    with pytest.raises(ConfigError, match="target_new_data_count=100 is not here"):
-        serial_run(*configs("dqn", target_new_data_count=100), show_progress=False)
+def test_the_model_learns_only_after_so_many_new_rows(constant, learned):
+    serial_run(*configs("dqn", target_new_data_count=40), 0, 2, show_progress=False)
+    assert constant[0].calls == [("collect", 48), ("train", None), ("clear", None)]
+    assert len(learned) == 2
+
+
+def test_the_class_of_a_model_says_what_a_config_leaves_out(constant, monkeypatch):
+    defaults = {"clear_buffer_per_iters": 2, "target_new_data_count": 20}
+    monkeypatch.setattr(ConstantReward, "config", defaults)
+    serial_run(*configs("dqn"), 0, 4, show_progress=False)
+    once = [("collect", 32), ("train", None)]
+    assert constant[0].calls == [*once, ("clear", None), *once]
