@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -187,13 +188,13 @@ def test_ranks_are_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.learning
 def test_it_learns_to_swing_a_pendulum_up() -> None:
-    model = {"actor_hidden_sizes": [64, 64], "critic_hidden_sizes": [128, 128]}
+    model = {"actor_hidden_sizes": [64, 64], "critic_hidden_sizes": [64, 64]}
     with Task(OnlineRLContext(), seed=0) as task:
         envs = make_env_manager("Pendulum-v1", env_num=1, seed=0)
-        policy = CrossQPolicy.for_env(envs, seed=0, model=model, batch_size=128)
+        policy = CrossQPolicy.for_env(envs, seed=0, model=model, batch_size=64)
         buffer = TensorBuffer(10_000, seed=0)
         task.use(StepCollector(policy, envs, n_sample=8, random_steps=256))
         task.use(DataPusher(buffer)).use(OffPolicyLearner(policy, buffer, update_per_collect=8))
-        task.run(max_step=750)
+        task.run(max_step=500)
     with make_env_manager("Pendulum-v1", env_num=10, seed=1) as envs:
-        assert evaluate_episodes(policy, envs, 20).returns.mean() > -250
+        assert np.mean(evaluate_episodes(policy, envs, 20).get_episode_return()) > -250
