@@ -194,3 +194,13 @@ def test_tensors_of_envs_give_the_rows_that_it_learns_from() -> None:
     rows = policy.add_returns(rows)
     wanted = returns_of_algorithm_1(policy, rows, 0.99, 0.65)
     torch.testing.assert_close(rows["ret"], wanted)
+
+
+def test_targets_leave_the_statistics_of_a_network_as_they_are() -> None:
+    policy = made(model={**MODEL, "norm": "batch_renorm"})
+    rows = policy.add_returns(lanes())
+    batch = as_tree({name: rows[name].flatten(0, 1) for name in ("obs", "action", "ret")})
+    policy.learn_mode.forward(batch)
+    before = [value.clone() for value in policy.model.buffers()]
+    policy.add_returns(lanes())
+    assert all(map(torch.equal, before, policy.model.buffers()))
