@@ -48,6 +48,11 @@ CONVERSIONS: Final = (
     Conversion("learn.betas", "learn.optimizer", lambda value, cfg: "adam"),
     Conversion("learn.betas", "learn.adam_betas"),
     Conversion("learn.lagrange_thresh", "learn.lagrange_gap", _gap, ("learn.with_lagrange",)),
+    Conversion(
+        "learn.wqmix_ow",
+        "learn.weighting",
+        lambda value, cfg: "optimistic" if value else "central",
+    ),
     # A decision transformer has its settings outside of the sections.
     Conversion("rtg_scale", "return_scale"),
     Conversion("rtg_target", "target_return"),
@@ -86,6 +91,10 @@ _NOT_IN_DT: Final = "a decision transformer has no such thing"
 
 UNUSED_BY: Final[Mapping[str, Mapping[str, str]]] = {
     "DQNPolicy": {"learn.alpha": "this algorithm has no temperature; sql has one"},
+    "OffPolicyPPGPolicy": {
+        "learn.beta_weight": "learn.aux_bc_weight counts",
+        "learn.epochs_aux": "learn.aux_train_epoch counts",
+    },
     "OffPolicyPPOPolicy": {
         "learn.epoch_per_collect": "learn.update_per_collect says how often it learns",
         "recompute_adv": "a row keeps the advantage that it was stored with",

@@ -9,6 +9,7 @@ from dmiddleware.env.manager import BaseEnvManager, check_env_manager
 from dmiddleware.env.opponent_env import OpponentEnv, Opponents
 from dmiddleware.env.pettingzoo import ParallelEnvAdapter, PettingZooAdapter
 from dmiddleware.env.prepared import make_atari_env, make_grid_env
+from dmiddleware.env.simulator import SimulatorEnv
 from dmiddleware.env.sync_manager import SyncEnvManager
 from dmiddleware.env.team import AgentSpaces, agent_spaces, n_agent_of, team_spaces
 from dmiddleware.env.timestep import BatchedTimestep, EnvTimestep, StepInfo
@@ -21,6 +22,7 @@ __all__ = [
     "BaseEnvManager",
     "SyncEnvManager",
     "AsyncEnvManager",
+    "SimulatorEnv",
     "VectorEnvManager",
     "EnvPoolManager",
     "atari_preprocessing",

@@ -51,12 +51,14 @@ from dmiddleware.policy.modes import (
     spec_of,
 )
 from dmiddleware.policy.obs_norm import DatasetNormSettings, ObsNorm, ObsNormSettings
+from dmiddleware.policy.off_policy_ppg import OffPolicyPPGPolicy, OffPolicyPPGSettings
 from dmiddleware.policy.off_policy_ppo import OffPolicyPPOPolicy, OffPolicyPPOSettings
 from dmiddleware.policy.pdqn import PDQNPolicy, PDQNSettings
 from dmiddleware.policy.pg import PGPolicy, PGSettings
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.policy_settings import DiscountedSettings, PolicySettings
+from dmiddleware.policy.ppg import PPGPolicy, PPGSettings
 from dmiddleware.policy.ppo import PPOPolicy, PPOSettings
 from dmiddleware.policy.pqn import PQNPolicy, PQNSettings
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
@@ -76,6 +78,7 @@ from dmiddleware.policy.update import (
     priorities_of_rows,
     update_outputs,
 )
+from dmiddleware.policy.wqmix import WQMIXPolicy, WQMIXSettings
 
 __all__ = [
     "Policy",
@@ -148,6 +151,10 @@ __all__ = [
     "OffPolicyPPOSettings",
     "RecurrentPPOPolicy",
     "RecurrentPPOSettings",
+    "PPGPolicy",
+    "PPGSettings",
+    "OffPolicyPPGPolicy",
+    "OffPolicyPPGSettings",
     "PGPolicy",
     "PGSettings",
     "A2CPolicy",
@@ -190,6 +197,8 @@ __all__ = [
     "VDNSettings",
     "QMIXPolicy",
     "QMIXSettings",
+    "WQMIXPolicy",
+    "WQMIXSettings",
     "IPPOPolicy",
     "MAPPOPolicy",
     "MAPPOSettings",

@@ -40,7 +40,7 @@ from middleware.termination import TerminationChecker
 __all__ = ["ON_POLICY", "on_policy"]
 
 ON_POLICY: Final = default_settings(
-    ("ppo", "pg", "a2c", "impala", "pqn", "ppo_recurrent", "ippo", "mappo")
+    ("ppo", "ppg", "pg", "a2c", "impala", "pqn", "ppo_recurrent", "ippo", "mappo")
 )
 """The algorithms of :func:`on_policy`, and their default settings."""
 

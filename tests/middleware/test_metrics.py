@@ -84,7 +84,8 @@ def numbers(output: Any) -> set[str]:
 
 @pytest.mark.parametrize("cls", EVERY, ids=lambda cls: cls.__name__)
 def test_an_algorithm_logs_what_it_declares_and_nothing_else(cls: Any) -> None:
-    policy = made(cls, **({"grad_clip_norm": 1.0} if "grad_norm" in cls.reports else {}))
+    options = {"grad_clip_norm": 1.0} if "grad_norm" in cls.reports else {}
+    policy = made(cls, **options, **({"aux_freq": 2} if "aux_loss" in cls.reports else {}))
     batch = batch_for(policy)
     # The actor of CrossQ moves in every third update.
     found = [numbers(policy.learn_mode.forward(batch)) for _ in range(3)]

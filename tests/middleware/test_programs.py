@@ -46,6 +46,7 @@ CASES = {
     "sac": ("Pendulum-v1", {**OFF, "max_env_step": 400}),
     "ddpg": ("Pendulum-v1", {**OFF, "max_env_step": 400}),
     "ppo": ("CartPole-v1", ON),
+    "ppg": ("CartPole-v1", ON),
     "a2c": ("CartPole-v1", ON),
     "impala": ("CartPole-v1", ON),
     "pqn": ("CartPole-v1", ON),

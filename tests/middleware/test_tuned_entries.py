@@ -88,7 +88,7 @@ def shortly(algo: str, env: str) -> list[str]:
     return words
 
 
-OF_ITS_OWN = {"ppo_offpolicy"}
+OF_ITS_OWN = {"ppo_offpolicy", "ppg_offpolicy"}
 """Algorithms of the program off_policy that learn from the actions of their own distribution."""
 
 

@@ -32,9 +32,11 @@ from dmiddleware.policy import (
     IQNPolicy,
     MAPPOPolicy,
     MDQNPolicy,
+    OffPolicyPPGPolicy,
     OffPolicyPPOPolicy,
     PDQNPolicy,
     PGPolicy,
+    PPGPolicy,
     PPOPolicy,
     PQNPolicy,
     QMIXPolicy,
@@ -48,6 +50,7 @@ from dmiddleware.policy import (
     TD3Policy,
     TQCPolicy,
     VDNPolicy,
+    WQMIXPolicy,
 )
 from dmiddleware.rl import discounted_return, with_returns_to_go
 from dmiddleware.rollout import RolloutCollector
@@ -85,6 +88,7 @@ CONTINUOUS: list[Any] = [
 ]
 ON_POLICY: list[Any] = [
     PPOPolicy,
+    PPGPolicy,
     PGPolicy,
     A2CPolicy,
     IMPALAPolicy,
@@ -92,9 +96,9 @@ ON_POLICY: list[Any] = [
     RecurrentPPOPolicy,
 ]
 CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
-BUFFERED_PPO: list[Any] = [OffPolicyPPOPolicy]
+BUFFERED_PPO: list[Any] = [OffPolicyPPOPolicy, OffPolicyPPGPolicy]
 HYBRID: list[Any] = [PDQNPolicy]
-TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, IPPOPolicy, MAPPOPolicy]
+TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, WQMIXPolicy, IPPOPolicy, MAPPOPolicy]
 EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *BUFFERED_PPO, *HYBRID, *CLONING, *TEAMS]
 
 ONE_OF_A_KIND: list[Any] = [DQNPolicy, R2D2Policy, SACPolicy, PPOPolicy, BCPolicy, QMIXPolicy]

@@ -41,8 +41,10 @@ from dmiddleware.policy import (
     IQLPolicy,
     IQNPolicy,
     MDQNPolicy,
+    OffPolicyPPGPolicy,
     OffPolicyPPOPolicy,
     PGPolicy,
+    PPGPolicy,
     PPOPolicy,
     PQNPolicy,
     QRDQNPolicy,
@@ -90,7 +92,7 @@ CONTINUOUS = [
 ]
 ANY_ACTION = [
     *(PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy, OffPolicyPPOPolicy),
-    BCPolicy,
+    *(PPGPolicy, OffPolicyPPGPolicy, BCPolicy),
 ]
 STOCK = [*DISCRETE, *CONTINUOUS, *ANY_ACTION, DecisionTransformerPolicy]
 """Every stock policy of a single agent."""

@@ -1,0 +1,151 @@
+"""Simulators that step many worlds on a device, and have interfaces of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import gymnasium as gym
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from dmiddleware.errors import ConfigError, EnvProtocolError
+
+__all__ = ["SimulatorEnv"]
+
+_TIME_OUTS: Final = ("time_outs", "TimeLimit.truncated")
+
+
+class SimulatorEnv(gym.vector.VectorEnv[Any, Any, Any]):
+    """A vector env of Gymnasium around a simulator that resets its worlds itself.
+
+    Two interfaces are known, both with tensors ``[E, …]`` of all worlds:
+
+    - that of Isaac Lab, mjlab and ManiSkill: ``reset()`` returns observations and extras, and
+      ``step(actions)`` observations, rewards, terminated, truncated and extras;
+    - that of rsl_rl's ``VecEnv``, which Genesis and legged_gym have: ``get_observations()``, and
+      ``step(actions)``, which returns observations, rewards, dones and extras with ``time_outs``.
+
+    Observations are a tensor, or a dictionary of tensors by group. A world that ends is reset in
+    the same step, and these simulators do not return its last observation. Where an episode was
+    cut, ``final_obs`` is the observation before it instead, one step too early, as rsl_rl
+    bootstraps.
+
+    Args:
+        simulator: the simulator, or a function that makes it.
+        observation_space: of one world; None: ``single_observation_space`` of the simulator.
+        action_space: likewise.
+        groups: names of the groups of observations to return; one name gives its tensor. None: what
+            the simulator returns.
+
+    Raises:
+        ConfigError: if the number of worlds or a space is not known.
+    """
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def __init__(
+        self,
+        simulator: Any,
+        *,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
+        groups: str | tuple[str, ...] | None = None,
+        **options: Any,
+    ) -> None:
+        self.simulator = simulator(**options) if callable(simulator) else simulator
+        self.groups = groups
+        self.num_envs = int(_needed(self._base, "num_envs"))
+        self.single_observation_space = observation_space or self._chosen_space()
+        self.single_action_space = action_space or _needed(self._base, "single_action_space")
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._last: Any = None
+
+    @property
+    def _base(self) -> Any:
+        return getattr(self.simulator, "unwrapped", self.simulator)
+
+    def _chosen_space(self) -> spaces.Space[Any]:
+        space: spaces.Space[Any] = _needed(self._base, "single_observation_space")
+        if not isinstance(space, spaces.Dict) or self.groups is None:
+            return space
+        if isinstance(self.groups, str):
+            return space[self.groups]
+        return spaces.Dict({name: space[name] for name in self.groups})
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start an episode in every world; a seed reaches simulators that take one."""
+        if hasattr(self.simulator, "get_observations") and not hasattr(self._base, "spec"):
+            self.simulator.reset()
+            result = self.simulator.get_observations()
+            obs = result[0] if isinstance(result, tuple) else result
+        else:
+            first = seed[0] if isinstance(seed, list | tuple) else seed
+            obs, _ = self.simulator.reset(seed=first)
+        self._last = self._chosen(obs)
+        return self._last, {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all worlds."""
+        result = self.simulator.step(actions)
+        if len(result) == 5:
+            obs, reward, terminated, truncated, extras = result
+        elif len(result) == 4:
+            obs, reward, done, extras = result
+            done = done.bool()
+            truncated = _time_outs(extras, done)
+            terminated = done & ~truncated
+        else:
+            raise EnvProtocolError(
+                f"the simulator's step returned {len(result)} values; SimulatorEnv knows those "
+                "that return 5 (Isaac Lab, ManiSkill) or 4 (rsl_rl's VecEnv)"
+            )
+        before, self._last = self._last, self._chosen(obs)
+        terminated, truncated = terminated.bool(), truncated.bool()
+        info = {**_columns(extras, self.num_envs), "final_obs": before}
+        return self._last, reward, terminated, truncated & ~terminated, info
+
+    def _chosen(self, obs: Any) -> Any:
+        """Return a copy of the groups of observations, because simulators write to theirs."""
+        if not isinstance(obs, Mapping) and not hasattr(obs, "keys"):
+            return obs.clone()
+        groups = self.groups
+        if isinstance(groups, str):
+            return obs[groups].clone()
+        return {str(name): obs[name].clone() for name in (groups or obs.keys())}
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the simulator, if it can be closed."""
+        close = getattr(self.simulator, "close", None)
+        if close is not None:
+            close()
+
+
+def _needed(simulator: Any, name: str) -> Any:
+    value = getattr(simulator, name, None)
+    if value is None:
+        raise ConfigError(
+            f"{type(simulator).__name__} has no {name}; pass observation_space= and action_space= "
+            "of one world to SimulatorEnv, and a simulator with num_envs"
+        )
+    return value
+
+
+def _time_outs(extras: Mapping[str, Any], done: Any) -> Any:
+    for name in _TIME_OUTS:
+        if name in extras:
+            return extras[name].bool() & done
+    return done & False
+
+
+def _columns(extras: Mapping[str, Any], n_worlds: int) -> dict[str, Any]:
+    """Return the tensors ``[E, …]`` of extras, which also have logs of other shapes."""
+    return {
+        name: value
+        for name, value in extras.items()
+        if getattr(value, "ndim", 0) > 0 and len(value) == n_worlds and name not in _TIME_OUTS
+    }
