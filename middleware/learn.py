@@ -224,7 +224,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
     The number of epochs is the policy's ``epoch_per_collect``.
 
     The data are in ``ctx.train_data``, where an estimator of advantages puts them, or in
-    ``ctx.trajectories`` if the policy computes its targets itself, as IMPALA does
+    ``ctx.trajectories`` if the policy computes its targets itself, as IMPALA and PQN do
     (``learns_from_trajectories``).
 
     Each epoch divides the data at random into minibatches whose sizes differ by at most one and
@@ -318,7 +318,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
         if self._takes_trajectories:
-            rows = rows_of(ctx.trajectories)
+            rows = self._mode.spec.add_targets(rows_of(ctx.trajectories))
         else:
             rows = rows_of(ctx.train_data, name="ctx.train_data")
         if "collect_iter" in rows:

@@ -25,6 +25,7 @@ from dmiddleware.model.encoders import (
 from dmiddleware.model.hybrid_q import HybridQNetwork, ParameterActor
 from dmiddleware.model.layers import (
     MLP,
+    BatchRenorm,
     Init,
     NoisyLinear,
     NoisyMLP,
@@ -134,6 +135,7 @@ __all__ = [
     "masked_logit",
     "Init",
     "Norm",
+    "BatchRenorm",
     "activation_of",
     "orthogonal_init",
 ]

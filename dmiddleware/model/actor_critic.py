@@ -50,7 +50,7 @@ class Actor(Network):
         head_hidden_sizes: width of each layer between encoder and output.
         activation: see :func:`~dmiddleware.model.layers.activation_of`; None: ReLU where the
             observation has an image, else tanh.
-        norm: ``"layer"`` or None.
+        norm: ``"layer"``, ``"batch_renorm"`` or None.
         init: ``"orthogonal"`` (the last layer with gain 0.01) or None (torch's own).
         log_std_init: logarithm of the first standard deviation of continuous actions.
         tanh_mean: whether the means of continuous actions are the tanh of the last layer, so within

@@ -19,6 +19,7 @@ from dmiddleware.policy.component import (
     torch_optimizer,
 )
 from dmiddleware.policy.cql import CQLPolicy, CQLSettings
+from dmiddleware.policy.crossq import CrossQPolicy, CrossQSettings
 from dmiddleware.policy.d4pg import D4PGPolicy, D4PGSettings
 from dmiddleware.policy.ddpg import DDPGPolicy, DDPGSettings, TD3Policy, TD3Settings
 from dmiddleware.policy.decision_transformer import (
@@ -59,6 +60,7 @@ from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, g
 from dmiddleware.policy.policy_settings import DiscountedSettings, PolicySettings
 from dmiddleware.policy.ppg import PPGPolicy, PPGSettings
 from dmiddleware.policy.ppo import PPOPolicy, PPOSettings
+from dmiddleware.policy.pqn import PQNPolicy, PQNSettings
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
 from dmiddleware.policy.qmix import QMIXPolicy, QMIXSettings, VDNPolicy, VDNSettings
 from dmiddleware.policy.r2d2 import R2D2Policy, R2D2Settings
@@ -141,6 +143,8 @@ __all__ = [
     "RainbowSettings",
     "R2D2Policy",
     "R2D2Settings",
+    "PQNPolicy",
+    "PQNSettings",
     "PPOPolicy",
     "PPOSettings",
     "OffPolicyPPOPolicy",
@@ -171,6 +175,8 @@ __all__ = [
     "PDQNSettings",
     "TQCPolicy",
     "TQCSettings",
+    "CrossQPolicy",
+    "CrossQSettings",
     "BCPolicy",
     "BCSettings",
     "TD3BCPolicy",

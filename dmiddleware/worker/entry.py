@@ -301,13 +301,13 @@ def _learning_from(
     """
     spec, seed = learner.policy.spec, derive_seed(cfg.env.seed, "minibatches")
     is_of_sequences = _is_of_sequences(spec)
-    is_of_rows = not (is_of_sequences or spec.learns_from_trajectories or spec.on_policy)
+    is_of_rows = not (is_of_sequences or spec.minibatch_unit == "lanes" or spec.on_policy)
     if learning is not None and not is_of_rows:
         raise ConfigError(
             f"{spec.kind.__name__} cannot learn from an expert beside its own steps; use an "
             "off-policy algorithm that learns from single rows, such as dqn, sql, dqfd or sac"
         )
-    if is_of_sequences or spec.learns_from_trajectories:
+    if is_of_sequences or spec.minibatch_unit == "lanes":
         rewards.check_unused("an algorithm that learns from sequences")
         return (SequenceReplay if is_of_sequences else LaneReplay)(cfg, learner, seed)
     if spec.on_policy or is_direct:
@@ -319,7 +319,7 @@ def _learning_from(
 def _n_sample(cfg: EasyDict, learner: BaseLearner) -> int | None:
     """Return how many rows to collect, where ``collect.n_sample`` counts sequences."""
     n_sample, spec = cfg.policy.collect.get("n_sample"), learner.policy.spec
-    if n_sample is None or not (_is_of_sequences(spec) or spec.learns_from_trajectories):
+    if n_sample is None or not (_is_of_sequences(spec) or spec.minibatch_unit == "lanes"):
         return None
     return int(n_sample) * sequence_length(cfg.policy)
 

@@ -49,6 +49,7 @@ CASES = {
     "ppg": ("CartPole-v1", ON),
     "a2c": ("CartPole-v1", ON),
     "impala": ("CartPole-v1", ON),
+    "pqn": ("CartPole-v1", ON),
     "ppo_offpolicy": ("CartPole-v1", {**OFF, "collector": {"n_sample": 64}}),
     "pg": ("CartPole-v1", {**SHORT, "collector": {"n_episode": 8}}),
     "ppo_recurrent": ("CartPole-v1", ON),

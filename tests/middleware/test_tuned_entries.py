@@ -161,6 +161,7 @@ def test_the_settings_of_an_entry_are_valid(algo: str, env: str) -> None:
             "ddpg",
             "d4pg",
             "tqc",
+            "crossq",
             "sql",
             *OF_ITS_OWN,
         }

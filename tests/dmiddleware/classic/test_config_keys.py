@@ -16,7 +16,19 @@ VECTOR = {"obs_shape": 4, "action_shape": 2}
 
 def config_of(name):
     model = dict(VECTOR)
-    if name in ("sac", "td3", "ddpg", "d4pg", "tqc", "cql", "td3_bc", "iql", "bcq", "edac"):
+    if name in (
+        "sac",
+        "td3",
+        "ddpg",
+        "d4pg",
+        "tqc",
+        "crossq",
+        "cql",
+        "td3_bc",
+        "iql",
+        "bcq",
+        "edac",
+    ):
         model["action_space"] = "continuous"
     return {"type": name, "model": model}
 

@@ -83,6 +83,7 @@ def test_the_public_names_are_these():
         "NoisyLinear", "NoisyMLP",
         "RecurrentNetwork", "RecurrentActorCritic", "RecurrentQNetwork", "RecurrentCore",
         "CoreKind", "ConvLayers",
+        "BatchRenorm",
         "MLP", "VectorEncoder", "OneHotEncoder", "ImageEncoder", "NestedEncoder", "make_encoder",
         "ResidualSection",
         "MODEL_REGISTRY", "create_model",

@@ -18,6 +18,7 @@ from dmiddleware.policy import (
     C51Policy,
     Component,
     CQLPolicy,
+    CrossQPolicy,
     D4PGPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
@@ -67,7 +68,7 @@ PLAIN = [
     RainbowPolicy,
     DiscreteSACPolicy,
 ]
-CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, D4PGPolicy, TD3Policy]
+CONTINUOUS = [SACPolicy, TQCPolicy, CrossQPolicy, DDPGPolicy, D4PGPolicy, TD3Policy]
 OFFLINE = [CQLPolicy, TD3BCPolicy, BCQPolicy, EDACPolicy]
 TEAMS = [VDNPolicy, QMIXPolicy]
 
