@@ -496,3 +496,26 @@ def test_such_a_setting_may_say_that_it_is_off(name, given):
 def test_an_algorithm_of_di_engine_that_is_not_here_says_what_to_use(name):
     with pytest.raises(RegistryError, match=r"of DI-engine is not here; .*use"):
         get_policy_cls({"type": name})
+
+
+@pytest.mark.parametrize("name", ["r2d2", "qmix"])
+def test_a_share_of_a_target_moves_it_in_each_update(name):
+    model = {"obs_shape": 4, "action_shape": 2}
+    if name == "qmix":
+        model = {"agent_num": 2, "obs_shape": 3, "global_obs_shape": 5, "action_shape": 2}
+    learn = {"target_update_theta": 0.01}
+    policy = create_policy({"type": name, "model": model, "learn": learn}).policy
+    assert (policy.cfg.target_update_freq, policy.cfg.target_tau) == (1, 0.01)
+
+
+def test_an_interval_of_copies_counts_more_than_a_share():
+    learn = {"target_update_freq": 100, "target_theta": 0.005}
+    policy = create_policy({**config_of("dqn"), "learn": learn}).policy
+    assert (policy.cfg.target_update_freq, policy.cfg.target_tau) == (100, 1.0)
+    policy = create_policy({**config_of("sac"), "learn": {"target_theta": 0.01}}).policy
+    assert policy.cfg.target_tau == 0.01
+
+
+def test_r2d2_has_the_epsilon_of_the_optimizer_there():
+    policy = create_policy({**config_of("r2d2"), "burnin_step": 2}).policy
+    assert (policy.cfg.adam_eps, policy.cfg.burn_in) == (1e-8, 2)
