@@ -53,7 +53,7 @@ CONVERSIONS: Final = (
         "learn.weighting",
         lambda value, cfg: "optimistic" if value else "central",
     ),
-    # R2D2's Adam has torch's ε there, and that of the paper here, with which it takes smaller steps.
+    # R2D2's Adam has torch's ε there, and here the paper's, with which it takes smaller steps.
     Conversion("burnin_step", "learn.adam_eps", lambda value, cfg: 1e-8),
     Conversion("burnin_step", "burn_in"),
     # A share moves a target in each update there. Where copies have an interval, that one counts.
