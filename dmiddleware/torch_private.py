@@ -110,7 +110,7 @@ def fused_adam(
     second_moments: list[torch.Tensor],
     steps: list[torch.Tensor],
     *,
-    counter: torch.Tensor,
+    counter: torch.Tensor | None,
     found_inf: torch.Tensor,
     **options: Any,
 ) -> None:
@@ -121,8 +121,8 @@ def fused_adam(
         gradients: one for each parameter.
         first_moments: changed in place.
         second_moments: changed in place.
-        steps: step counters, the elements of ``counter``.
-        counter: float32, as long as ``parameters``; changed in place.
+        steps: step counters, the elements of ``counter``; changed in place.
+        counter: float32, as long as ``parameters``; None: the steps are only some of its elements.
         found_inf: a float32 scalar, 0 or 1.
         **options: ``lr``, ``beta1``, ``beta2``, ``weight_decay`` and ``eps``.
     """
@@ -132,9 +132,15 @@ def fused_adam(
         if not _is_on:
             adam(*lists, fused=True, amsgrad=False, maximize=False, found_inf=found_inf, **options)
             return
-        counter.add_(1)
+        if counter is None:
+            torch._foreach_add_(steps, 1)
+        else:
+            counter.add_(1)
         torch._fused_adam_(*lists, amsgrad=False, maximize=False, found_inf=found_inf, **options)
-        counter.sub_(found_inf)
+        if counter is None:
+            torch._foreach_sub_(steps, [found_inf] * len(steps))
+        else:
+            counter.sub_(found_inf)
 
 
 def scale(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:

@@ -224,14 +224,14 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
     The number of epochs is the policy's ``epoch_per_collect``.
 
     The data are in ``ctx.train_data``, where an estimator of advantages puts them, or in
-    ``ctx.trajectories`` if the policy computes its targets itself, as IMPALA does
+    ``ctx.trajectories`` if the policy computes its targets itself, as IMPALA and PQN do
     (``learns_from_trajectories``).
 
     Each epoch divides the data at random into minibatches whose sizes differ by at most one and
     are at least the policy's ``batch_size`` rows (if there are that many). What they consist of,
-    single rows or whole lanes ``[T, …]`` of envs, is its ``minibatch_unit``. Only the columns that
-    the policy learns from (its ``learn_columns``, ``optional_columns``, ``act_inputs`` and
-    recurrent ``state``) are moved to its device, once, and gathered. When the policy returns
+    single rows, whole lanes ``[T, …]`` of envs, or everything, is its ``minibatch_unit``. Only the
+    columns that the policy learns from (its ``learn_columns``, ``optional_columns``, ``act_inputs``
+    and recurrent ``state``) are moved to its device, once, and gathered. When the policy returns
     ``kl_stop``, because it has moved too far from the policy that collected, the remaining
     minibatches and epochs are skipped.
 
@@ -318,7 +318,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
         if self._takes_trajectories:
-            rows = rows_of(ctx.trajectories)
+            rows = self._mode.spec.add_targets(rows_of(ctx.trajectories))
         else:
             rows = rows_of(ctx.train_data, name="ctx.train_data")
         if "collect_iter" in rows:
@@ -341,7 +341,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         """Return the columns that the policy learns from, on its device."""
         if self._columns is not None:
             rows = select_columns(rows, self._columns)
-        if self._unit == "rows" and n_lead == 2:
+        if self._unit != "lanes" and n_lead == 2:
             rows = flatten_lead(rows, 2)
         return to_device(rows, self._mode.spec.device)
 

@@ -1,8 +1,8 @@
 """Counts what crosses the bus between a device and the host in a step of a training chain.
 
-``python -m tests.bus_counter`` prints the counts of PPO, DQN and SAC on envs that return tensors.
-It needs no device: ``cpu:0`` stands for one, and a tensor is on it if it was made there, or from a
-tensor that is. On the CPU all of these are the same memory; only the marks differ.
+``python -m tests.bus_counter`` prints the counts of PPO, PQN, DQN and SAC on envs that return
+tensors. It needs no device: ``cpu:0`` stands for one, and a tensor is on it if it was made there,
+or from a tensor that is. On the CPU all of these are the same memory; only the marks differ.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dmiddleware.policy import (
     DQNPolicy,
     Policy,
     PPOPolicy,
+    PQNPolicy,
     SACPolicy,
     TD3Policy,
     TQCPolicy,
@@ -244,8 +245,9 @@ def chain(
     if kind.on_policy:
         policy: Any = kind.for_env(envs, seed=0, batch_size=2 * env_num, **options)
         collector = StepCollector(policy, envs, n_sample=16 * env_num)
+        explore = [] if policy.explores else [EpsGreedyHandler(policy)]
         estimators = [] if kind.learns_from_trajectories else [GAEEstimator(policy)]
-        return policy, [collector, *estimators, OnPolicyLearner(policy)]
+        return policy, [*explore, collector, *estimators, OnPolicyLearner(policy)]
     policy = kind.for_env(envs, seed=0, batch_size=env_num, **options)
     buffer = DeviceBuffer(100 * env_num, priority=priority, seed=0)
     return policy, [
@@ -292,7 +294,7 @@ def count(kind: type[Policy], *, n_before: int = 3, **options: Any) -> Bus:
 
 
 def main(show: Callable[..., None] = print) -> None:
-    for kind in (PPOPolicy, DQNPolicy, SACPolicy):
+    for kind in (PPOPolicy, PQNPolicy, DQNPolicy, SACPolicy):
         bus = count(kind)
         show(
             f"{kind.__name__}: {bus.waits.total()} waits, {bus.copies.total()} copies "

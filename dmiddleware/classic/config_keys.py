@@ -59,7 +59,7 @@ _RENAMED: Final[Mapping[str, str]] = {
 _READ_BY_WORKERS: Final = (
     "unroll_len", "learn_unroll_len", "collect.unroll_len", "random_collect_size",
     "learn.update_per_collect", "collect.model_path", "collect.pho", "learn.per_train_iter_k",
-    "learn.expert_replay_buffer_size",
+    "learn.expert_replay_buffer_size", "eval.batch_size",
 )  # fmt: skip
 """Settings that workers and middleware read from the config of any policy."""
 

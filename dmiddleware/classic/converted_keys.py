@@ -48,6 +48,23 @@ CONVERSIONS: Final = (
     Conversion("learn.betas", "learn.optimizer", lambda value, cfg: "adam"),
     Conversion("learn.betas", "learn.adam_betas"),
     Conversion("learn.lagrange_thresh", "learn.lagrange_gap", _gap, ("learn.with_lagrange",)),
+    Conversion(
+        "learn.wqmix_ow",
+        "learn.weighting",
+        lambda value, cfg: "optimistic" if value else "central",
+    ),
+    # R2D2's Adam has torch's ε there, and here the paper's, with which it takes smaller steps.
+    Conversion("burnin_step", "learn.adam_eps", lambda value, cfg: 1e-8),
+    Conversion("burnin_step", "burn_in"),
+    # A share moves a target in each update there. Where copies have an interval, that one counts.
+    Conversion("learn.target_update_theta", "learn.target_update_freq", lambda value, cfg: 1),
+    Conversion("learn.target_update_theta", "learn.target_tau"),
+    Conversion(
+        "learn.target_theta",
+        "learn.target_tau",
+        lambda value, cfg: 1.0,
+        beside="learn.target_update_freq",
+    ),
     # A decision transformer has its settings outside of the sections.
     Conversion("rtg_scale", "return_scale"),
     Conversion("rtg_target", "target_return"),
@@ -86,6 +103,10 @@ _NOT_IN_DT: Final = "a decision transformer has no such thing"
 
 UNUSED_BY: Final[Mapping[str, Mapping[str, str]]] = {
     "DQNPolicy": {"learn.alpha": "this algorithm has no temperature; sql has one"},
+    "OffPolicyPPGPolicy": {
+        "learn.beta_weight": "learn.aux_bc_weight counts",
+        "learn.epochs_aux": "learn.aux_train_epoch counts",
+    },
     "OffPolicyPPOPolicy": {
         "learn.epoch_per_collect": "learn.update_per_collect says how often it learns",
         "recompute_adv": "a row keeps the advantage that it was stored with",

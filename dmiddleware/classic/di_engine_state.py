@@ -17,6 +17,11 @@ _log = logging.getLogger(__name__)
 
 _GROUPS: Final = (
     # What begins with the first belongs to the second; the longer prefixes come first.
+    ("actor_critic.actor_head.log_sigma_param", "actor.log_std"),
+    ("actor_critic.encoder.", "actor.encoder."),
+    ("actor_critic.actor_head.", "actor.policy_head."),
+    ("actor_critic.critic_head.", "auxiliary."),
+    ("aux_critic.", "critic."),
     ("actor_head.log_sigma_param", "log_std"),
     ("actor_encoder.", "encoder."),
     ("critic_encoder.", "critic_encoder."),
@@ -27,10 +32,10 @@ _GROUPS: Final = (
     ("actor_head.", "policy_head."),
     ("critic_head.", "value_head."),
 )
-"""The submodules of DI-engine's DQN and VAC, and those of the networks here."""
+"""The submodules of DI-engine's DQN, VAC and PPG, and those of the networks here."""
 
-_REPEATED: Final = ("actor.", "critic.")
-"""Names under which VAC has its submodules a second time."""
+_REPEATED: Final = ("actor.", "critic.", "actor_critic.actor.", "actor_critic.critic.")
+"""Names under which VAC, also as a part of PPG, has its submodules a second time."""
 
 _OWN: Final = (
     "acting", "learning", "target", "generator", "train_iter", "learn_generator",
@@ -127,7 +132,7 @@ def in_own_names(state: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[st
         if len(ours) != len(names):
             ours = names
         renamed |= {
-            name: state[old].reshape(-1) if name == "log_std" else state[old]
+            name: state[old].reshape(-1) if name.endswith("log_std") else state[old]
             for name, old in zip(ours, names, strict=True)
         }
     return renamed

@@ -14,6 +14,7 @@ from dmiddleware.model import (
     Actor,
     ActorCritic,
     AgentActorCritic,
+    PhasicActorCritic,
     QNetwork,
     RecurrentQNetwork,
     TeamNetwork,
@@ -47,6 +48,7 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     "bound_type": (None,),
     "critic_head_type": ("categorical",),
     "mixer": (True,),
+    "impala_cnn_encoder": (False,),
     "res_link": (False,),
     "multi_pass": (False,),
     "share_encoder": (False,),
@@ -80,6 +82,8 @@ _HYBRID: Final[Mapping[str, tuple[str, str]]] = {
 """Names in the shape of a hybrid action, and the names and kinds of its parts."""
 
 _HEAD: Final = "head_hidden_sizes"
+_RESIDUAL: Final = (128, 128, 64)
+"""The channels of IMPALA's network there, if none are given."""
 _CONVOLUTIONS: Final = ((8, 4), (4, 2), (3, 1))
 """Kernel size and stride of the convolutions there."""
 
@@ -105,6 +109,8 @@ def in_own_names(model: Mapping[str, Any], default_type: str) -> dict[str, Any]:
         model = _of_several_agents(model, build)
     elif issubclass(build, Actor) and not issubclass(build, ActorCritic):
         model = _of_cloning(model)
+    elif issubclass(build, PhasicActorCritic):
+        model = _of_phases(model)
     own = _renamed(model, parameters_of(build))
     if issubclass(build, QNetwork | RecurrentQNetwork) and "encoder_hidden_size_list" in model:
         # The head and the memory of DI-engine are as wide as its encoder.
@@ -152,6 +158,21 @@ def _of_cloning(model: Mapping[str, Any]) -> dict[str, Any]:
         width = own.pop("actor_head_hidden_size", 64)
         own.setdefault("encoder_hidden_sizes", [width])
         own.setdefault("head_hidden_sizes", [width] * own.pop("actor_head_layer_num", 1))
+    return own
+
+
+def _of_phases(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's config without the choice of what PPG's auxiliary value reads.
+
+    Raises:
+        ConfigError: if it does not read the actor's features, for which it is there.
+    """
+    own = dict(model)
+    if not own.pop("share_encoder", True):
+        raise ConfigError(
+            "model.share_encoder=False of DI-engine has no counterpart in PPG: the auxiliary value "
+            "reads the actor's features; leave it out, or use ppo"
+        )
     return own
 
 
@@ -208,7 +229,11 @@ def _take_encoder(own: dict[str, Any], parameters: Collection[str]) -> None:
     if "encoder_hidden_size_list" in parameters or "encoder_hidden_sizes" not in parameters:
         return
     sizes = own.pop("encoder_hidden_size_list", None)
-    if sizes is None:
+    is_residual = own.pop("impala_cnn_encoder", False)
+    if is_residual:
+        own["conv_layers"] = list(sizes or _RESIDUAL)
+        own["encoder_hidden_sizes"] = [own.get("actor_head_hidden_size", 64)]
+    if sizes is None or is_residual:
         return
     shape = own.get("obs_shape")
     if not isinstance(shape, list | tuple) or len(shape) != len(_CONVOLUTIONS):
@@ -239,7 +264,9 @@ def _take_heads(own: dict[str, Any], parameters: Collection[str]) -> None:
             own[new] = list(own.pop(width))
         else:
             own[new] = [own.pop(width)] * (own.pop(n_layers, 1) + n_more)
-    if "share_encoder" not in parameters or "head_hidden_sizes" not in parameters:
+    if not {"share_encoder", "value_head_hidden_sizes"} & set(parameters):
+        return
+    if "head_hidden_sizes" not in parameters:
         return
     if "value_head_hidden_sizes" not in parameters:
         head = _common_head(own, "head_hidden_sizes")

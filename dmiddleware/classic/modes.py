@@ -535,6 +535,8 @@ def _with_targets(spec: PolicySpec, batch: Batch) -> Batch:
     Workers that learn from lists do no more than this with it, while in a chain the buffer or an
     estimator computes them.
     """
+    if spec.learns_from_trajectories:
+        return spec.add_targets(batch)
     if spec.gae_lambda is not None and spec.value_fn is not None and spec.discount is not None:
         estimated = with_advantages(
             batch,

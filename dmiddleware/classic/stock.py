@@ -67,7 +67,6 @@ _ABSENT: Final[Mapping[str, str]] = {
     "ngu": "use r2d2, and explore by middleware.RewardLearner with RND",
     "pc_bfs": "use bc",
     "pd": "diffusion models are not here; use decision_transformer",
-    "ppg_offpolicy": "use ppo",
     "ppo_stdim": "no contrastive loss of observations is here; use ppo",
     "prompt_awr": "language models are not here",
     "prompt_pg": "language models are not here",
@@ -78,7 +77,6 @@ _ABSENT: Final[Mapping[str, str]] = {
     "sqn": "use discrete_sac",
     "stevesac": "world models are not here; use sac",
     "td3_vae": "no autoencoder of actions is here; use td3",
-    "wqmix": "use qmix",
 }
 """DI-engine's algorithms that are not here, and what to use instead."""
 _FOR_SEVERAL: Final[Mapping[str, str]] = {"ppo": "mappo"}

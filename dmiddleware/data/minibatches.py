@@ -13,10 +13,10 @@ from dmiddleware.tree import Batch, as_tree, index_rows, lead_shape, leaves, map
 
 __all__ = ["MinibatchUnit", "minibatches", "n_minibatches", "select_columns"]
 
-MinibatchUnit: TypeAlias = Literal["rows", "lanes"]
-"""What minibatches consist of: single rows, or the whole columns ``[T, …]`` of envs."""
+MinibatchUnit: TypeAlias = Literal["rows", "lanes", "batch"]
+"""What minibatches consist of: single rows, the whole columns ``[T, …]`` of envs, or all rows."""
 
-_DIM: Final = {"rows": 0, "lanes": 1}
+_DIM: Final = {"rows": 0, "lanes": 1, "batch": 0}
 
 
 def select_columns(batch: Batch, names: Collection[str]) -> Batch:
@@ -44,6 +44,8 @@ def n_minibatches(batch: Batch, size: int, *, unit: MinibatchUnit = "rows") -> i
         StructureError: if leading dimensions differ, or lanes are wanted of a batch ``[N, …]``.
     """
     shape = _lead(batch, unit)
+    if unit == "batch":
+        return 1
     if unit == "rows":
         return max(1, shape[0] // size)
     n_steps, n_lanes = shape
@@ -65,7 +67,8 @@ def minibatches(
     Args:
         batch: ``[N, …]``, or, with lanes, ``[T, E, …]``.
         n: how many minibatches; :func:`n_minibatches` finds it.
-        unit: ``"rows"``, or ``"lanes"`` for networks and targets that need whole sequences.
+        unit: ``"rows"``, or ``"lanes"`` for networks and targets that need whole sequences;
+            ``"batch"`` yields the batch as it is.
         generator: source of the order, on the CPU or on the batch's device; None: torch's own.
 
     Yields:
@@ -74,6 +77,9 @@ def minibatches(
     Raises:
         StructureError: as of :func:`n_minibatches`.
     """
+    if unit == "batch":
+        yield batch
+        return
     dim = _DIM[unit]
     n_units = _lead(batch, unit)[dim]
     if _columns_of_text(batch):
@@ -96,7 +102,7 @@ def _lead(batch: Batch, unit: MinibatchUnit) -> tuple[int, ...]:
             select_columns(batch, set(batch.keys()) - _columns_of_text(batch)), _DIM[unit] + 1
         )
     except StructureError as error:
-        if unit == "rows":
+        if unit != "lanes":
             raise
         raise StructureError(
             f"minibatches of lanes need batches [T, E, …]: {error}; collect the same number of "

@@ -37,6 +37,7 @@ __all__ = [
     "serial_pipeline_gail",
     "serial_pipeline_offline",
     "serial_pipeline_onpolicy",
+    "serial_pipeline_onpolicy_ppg",
     "serial_pipeline_reward_model_offpolicy",
     "serial_pipeline_reward_model_onpolicy",
     "serial_pipeline_sqil",
@@ -71,7 +72,6 @@ REFUSED: Final[Mapping[str, str]] = {
     "random_collect": "use StepCollector(random_collect_size=...)",
     "serial_pipeline_bco": "behavior cloning from observations is not here; use serial_pipeline_bc",
     "serial_pipeline_ngu": "NGU is not here; use R2D2, or RND with PPO",
-    "serial_pipeline_onpolicy_ppg": "PPG's auxiliary phase is not here; use PPO",
     "serial_pipeline_pc": "procedure cloning is not here",
     "serial_pipeline_plr": "prioritized level replay is not here; use middleware.Curriculum",
     "serial_pipeline_r2d3": "R2D3 is not here; use R2D2",
@@ -115,6 +115,7 @@ def serial_pipeline(
 
 
 serial_pipeline_onpolicy = serial_pipeline
+serial_pipeline_onpolicy_ppg = serial_pipeline
 serial_pipeline_reward_model_offpolicy = serial_pipeline
 serial_pipeline_reward_model_onpolicy = functools.partial(serial_pipeline, is_direct=True)
 

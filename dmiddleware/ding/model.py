@@ -37,10 +37,12 @@ _MODELS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
                                            "agent_num", *_HEADS)),
     "PDQN": ("hybrid_q", _Q),
     "PG": ("actor", ("obs_shape", "action_shape", "action_space")),
+    "PPG": ("phasic_actor_critic", ("obs_shape", "action_shape", "action_space", "share_encoder")),
     "QACDIST": ("categorical_actor_q", ("obs_shape", "action_shape", "action_space")),
     "QMix": ("qmix_network", ("agent_num", "obs_shape", "global_obs_shape", "action_shape")),
     "QRDQN": ("quantile_q_network", _Q),
     "RainbowDQN": ("categorical_q_network", _Q),
+    "WQMix": ("wqmix_network", ("agent_num", "obs_shape", "global_obs_shape", "action_shape")),
     "VAC": ("actor_critic", ("obs_shape", "action_shape", "action_space", "share_encoder")),
 }  # fmt: skip
 """DI-engine's networks: the registered names of those here, and its arguments by position."""
@@ -66,7 +68,6 @@ _NO_TEAM: Final = "SAC is for one agent here; use MAVAC with PPO, or QMix"
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("ContinuousMAQAC", "DiscreteMAQAC", "MAQAC"), _NO_TEAM),
     "Mixer": "QMix has it as a part",
-    "PPG": "PPG's auxiliary phase is not here; use VAC, with PPO",
 }
 
 

@@ -35,6 +35,7 @@ _POLICIES: Final[Mapping[str, str]] = {
     "MDQNPolicy": "mdqn",
     "PDQNPolicy": "pdqn",
     "PGPolicy": "pg",
+    "PPGOffPolicy": "ppg_offpolicy",
     "PPGPolicy": "ppg",
     "PPOOffPolicy": "ppo_offpolicy",
     "PPOPolicy": "ppo",
@@ -48,6 +49,7 @@ _POLICIES: Final[Mapping[str, str]] = {
     "SQLPolicy": "sql",
     "TD3BCPolicy": "td3_bc",
     "TD3Policy": "td3",
+    "WQMIXPolicy": "wqmix",
 }
 """DI-engine's classes, and the registered names of the policies here."""
 

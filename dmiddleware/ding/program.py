@@ -20,7 +20,7 @@ from middleware import RunFolder
 __all__ = [
     "close_folders",
     "next_env_seed",
-    "policy_of",
+    "policy_with",
     "remember_policy",
     "remember_seed",
     "run_folder",
@@ -92,15 +92,6 @@ def remember_policy(model: nn.Module, policy: Any) -> None:
     _PROGRAM.policies[model] = policy
 
 
-def policy_of(model: nn.Module) -> Any:
-    """Return the policy that was built with a model.
-
-    Raises:
-        ConfigError: if there is none.
-    """
-    if model not in _PROGRAM.policies:
-        raise ConfigError(
-            f"no policy was built with this {type(model).__name__}; build the policy with "
-            "model=model before ModelExchanger(model)"
-        )
-    return _PROGRAM.policies[model]
+def policy_with(model: nn.Module) -> Any:
+    """Return the policy that was built with a model, or None."""
+    return _PROGRAM.policies.get(model)

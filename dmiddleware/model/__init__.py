@@ -1,7 +1,7 @@
 """Networks: encoders for vectors, images and nested observations, and the heads on top."""
 
 from dmiddleware.model.action_mask import action_mask_of, masked_logit
-from dmiddleware.model.actor_critic import Actor, ActorCritic
+from dmiddleware.model.actor_critic import Actor, ActorCritic, FeatureActor, PhasicActorCritic
 from dmiddleware.model.actor_q import (
     ActorQ,
     CategoricalActorQ,
@@ -18,12 +18,14 @@ from dmiddleware.model.encoders import (
     ImageEncoder,
     NestedEncoder,
     OneHotEncoder,
+    ResidualSection,
     VectorEncoder,
     make_encoder,
 )
 from dmiddleware.model.hybrid_q import HybridQNetwork, ParameterActor
 from dmiddleware.model.layers import (
     MLP,
+    BatchRenorm,
     Init,
     NoisyLinear,
     NoisyMLP,
@@ -61,9 +63,11 @@ from dmiddleware.model.spaces import (
 from dmiddleware.model.team import (
     AgentActorCritic,
     CentralizedActorCritic,
+    CentralQNetwork,
     QMIXNetwork,
     TeamNetwork,
     VDNNetwork,
+    WQMIXNetwork,
     team_shapes,
 )
 
@@ -75,6 +79,8 @@ __all__ = [
     "FractionQuantileQNetwork",
     "Actor",
     "ActorCritic",
+    "FeatureActor",
+    "PhasicActorCritic",
     "ActorQ",
     "CategoricalActorQ",
     "DiscreteActorQ",
@@ -99,6 +105,8 @@ __all__ = [
     "TeamNetwork",
     "VDNNetwork",
     "QMIXNetwork",
+    "CentralQNetwork",
+    "WQMIXNetwork",
     "AgentActorCritic",
     "CentralizedActorCritic",
     "team_shapes",
@@ -108,6 +116,7 @@ __all__ = [
     "VectorEncoder",
     "OneHotEncoder",
     "ImageEncoder",
+    "ResidualSection",
     "ConvLayers",
     "NestedEncoder",
     "make_encoder",
@@ -126,6 +135,7 @@ __all__ = [
     "masked_logit",
     "Init",
     "Norm",
+    "BatchRenorm",
     "activation_of",
     "orthogonal_init",
 ]

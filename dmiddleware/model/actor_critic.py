@@ -22,7 +22,7 @@ from dmiddleware.model.spaces import (
 from dmiddleware.torch_private import call
 from dmiddleware.tree import Nested
 
-__all__ = ["Actor", "ActorCritic"]
+__all__ = ["Actor", "ActorCritic", "FeatureActor", "PhasicActorCritic"]
 
 # Huang et al., "The 37 Implementation Details of PPO" (2022), detail 2.
 _POLICY_GAIN = 0.01
@@ -50,7 +50,7 @@ class Actor(Network):
         head_hidden_sizes: width of each layer between encoder and output.
         activation: see :func:`~dmiddleware.model.layers.activation_of`; None: ReLU where the
             observation has an image, else tanh.
-        norm: ``"layer"`` or None.
+        norm: ``"layer"``, ``"batch_renorm"`` or None.
         init: ``"orthogonal"`` (the last layer with gain 0.01) or None (torch's own).
         log_std_init: logarithm of the first standard deviation of continuous actions.
         tanh_mean: whether the means of continuous actions are the tanh of the last layer, so within
@@ -115,6 +115,15 @@ class Actor(Network):
             orthogonal_init(last, gain)
         return head
 
+    def new_value_head(self, hidden_sizes: Sequence[int] | None = None) -> nn.Module:
+        """Return a head for values of features, initialized as one.
+
+        Args:
+            hidden_sizes: width of each layer before the value; None: those of the actor's head.
+        """
+        sizes = self._head_hidden_sizes if hidden_sizes is None else tuple(hidden_sizes)
+        return self._make_head(1, _VALUE_GAIN, sizes)
+
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution's ``logit``, ``mu`` and ``sigma``, as far as it has them.
 
@@ -168,10 +177,7 @@ class ActorCritic(Actor):
         super().__init__(obs_shape, action_shape, **options)
         shared = self._has_image if share_encoder is None else share_encoder
         self.critic_encoder = None if shared else make_encoder(obs_shape, **self._encoder_options)
-        sizes = value_head_hidden_sizes
-        self.value_head = self._make_head(
-            1, _VALUE_GAIN, self._head_hidden_sizes if sizes is None else tuple(sizes)
-        )
+        self.value_head = self.new_value_head(value_head_hidden_sizes)
 
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution and the value.
@@ -197,4 +203,100 @@ class ActorCritic(Actor):
         """Return the value ``[…]`` alone, without the actor's work."""
         encoder = self.encoder if self.critic_encoder is None else self.critic_encoder
         value: torch.Tensor = call(self.value_head, call(encoder, obs)).squeeze(-1)
+        return value
+
+
+class FeatureActor(Actor):
+    """An :class:`Actor` that also returns its features, ``[…, F]``."""
+
+    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
+        """Return what :class:`Actor` returns, and ``features``."""
+        features = call(self.encoder, obs)
+        return {**self._distribution(features), "features": features}
+
+    def compute_actor(self, obs: Nested) -> dict[str, torch.Tensor]:
+        """Return the distribution alone."""
+        return super().forward(obs)
+
+    def new_encoder(self) -> nn.Module:
+        """Return another encoder with the same options."""
+        return make_encoder(self.obs_shape, **self._encoder_options)
+
+
+@MODEL_REGISTRY.register("phasic_actor_critic")
+class PhasicActorCritic(Network):
+    """An actor and a critic that share nothing, and an auxiliary value of the actor's features.
+
+    It is the network of PPG (Cobbe et al., "Phasic Policy Gradient", 2020, figure 1).
+
+    Args:
+        obs_shape: as in :class:`Actor`, as all other options.
+        action_shape: as in :class:`Actor`.
+        action_space: as in :class:`Actor`.
+        encoder_hidden_sizes: width of each linear layer of both encoders.
+        conv_layers: of both encoders.
+        head_hidden_sizes: width of each layer between an encoder and its outputs.
+        value_head_hidden_sizes: the same before a value; None: ``head_hidden_sizes``.
+        activation: of actor and critic.
+        norm: of actor and critic.
+        init: of actor and critic.
+        log_std_init: as in :class:`Actor`.
+        tanh_mean: as in :class:`Actor`.
+
+    Attributes:
+        actor: a :class:`FeatureActor`.
+        auxiliary: features to the auxiliary value ``[…, 1]``.
+        critic: observations to the value ``[…, 1]``, with an encoder of its own.
+    """
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        action_shape: ActionShape,
+        *,
+        action_space: ActionKind = "discrete",
+        encoder_hidden_sizes: Sequence[int] | None = None,
+        conv_layers: ConvLayers | None = None,
+        head_hidden_sizes: Sequence[int] = (),
+        value_head_hidden_sizes: Sequence[int] | None = None,
+        activation: str | None = None,
+        norm: Norm = None,
+        init: Init = "orthogonal",
+        log_std_init: float = 0.0,
+        tanh_mean: bool = False,
+    ) -> None:
+        super().__init__(obs_shape, action_shape, action_space=action_space)
+        self.actor = FeatureActor(
+            obs_shape,
+            action_shape,
+            action_space=action_space,
+            encoder_hidden_sizes=encoder_hidden_sizes,
+            conv_layers=conv_layers,
+            head_hidden_sizes=head_hidden_sizes,
+            activation=activation,
+            norm=norm,
+            init=init,
+            log_std_init=log_std_init,
+            tanh_mean=tanh_mean,
+        )
+        self.auxiliary = self.actor.new_value_head(value_head_hidden_sizes)
+        self.critic = nn.Sequential(
+            self.actor.new_encoder(), self.actor.new_value_head(value_head_hidden_sizes)
+        )
+
+    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
+        """Return the distribution, and the critic's ``value`` ``[…]``.
+
+        Args:
+            obs: ``[…, *obs_shape]``, a tensor or, for nested observations, a treetensor.
+        """
+        return {**self.compute_actor(obs), "value": self.compute_critic(obs)}
+
+    def compute_actor(self, obs: Nested) -> dict[str, torch.Tensor]:
+        """Return the distribution alone, without the critic's work."""
+        return self.actor.compute_actor(obs)
+
+    def compute_critic(self, obs: Nested) -> torch.Tensor:
+        """Return the critic's value ``[…]`` alone."""
+        value: torch.Tensor = call(self.critic, obs).squeeze(-1)
         return value

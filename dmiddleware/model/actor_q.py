@@ -11,7 +11,7 @@ from torch import nn
 
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import ConvLayers, make_encoder
-from dmiddleware.model.layers import Norm, activation_of
+from dmiddleware.model.layers import BatchRenorm, Norm, activation_of
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import support_of_returns
@@ -62,7 +62,8 @@ class QEnsemble(nn.Module):
         n_quantiles: how many quantiles of the return each estimate has, at the middles of as many
             equal intervals of [0, 1]; None: each estimate is one value.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` normalizes before each activation; None does not.
+        norm: what normalizes; see :data:`~dmiddleware.model.layers.Norm`. With
+            ``"batch_renorm"``, each estimate has its own statistics.
     """
 
     def __init__(
@@ -91,13 +92,18 @@ class QEnsemble(nn.Module):
         n_features = shape[0] if self.encoder is None else self.encoder.out_features
         self.n_critics = n_critics
         self.n_quantiles = n_quantiles
+        checked("norm", norm, Norm)
         layers: list[nn.Module] = []
         width = n_features + n_actions
+        if norm == "batch_renorm":
+            layers.append(BatchRenorm(width, n_layers=n_critics))
         for size in hidden_sizes:
             layers.append(EnsembleLinear(n_critics, width, size))
             if norm == "layer":
                 layers.append(nn.LayerNorm(size))
             layers.append(activation_of(activation))
+            if norm == "batch_renorm":
+                layers.append(BatchRenorm(size, n_layers=n_critics))
             width = size
         self.layers = nn.Sequential(*layers, EnsembleLinear(n_critics, width, n_quantiles or 1))
 
@@ -171,7 +177,7 @@ class ActorQ(Network):
         n_critics: the number of critics.
         n_quantiles: how many quantiles of the return each critic has; None: only its mean.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None.
+        norm: ``"layer"``, ``"batch_renorm"`` or None.
         deterministic: the actor has no standard deviation.
 
     Attributes:

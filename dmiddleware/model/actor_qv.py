@@ -80,7 +80,7 @@ class ActorQV(ActorQ):
         conv_layers: see :class:`ImageEncoder`.
         n_critics: the number of critics.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None.
+        norm: ``"layer"``, ``"batch_renorm"`` or None.
 
     Attributes:
         actor: a :class:`BoundedGaussianActor`.

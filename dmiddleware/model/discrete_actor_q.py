@@ -42,7 +42,7 @@ class DiscreteActorQ(Network):
         conv_layers: see :class:`ImageEncoder`.
         n_critics: the number of critics.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None.
+        norm: ``"layer"``, ``"batch_renorm"`` or None.
 
     Attributes:
         actor: an :class:`Actor`.

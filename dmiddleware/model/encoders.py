@@ -26,13 +26,14 @@ from dmiddleware.model.spaces import (
     is_pixels,
     shape_leaves,
 )
-from dmiddleware.settings import Counts, checked
+from dmiddleware.settings import Count, Counts, checked
 from dmiddleware.tree import Nested
 
 __all__ = [
     "VectorEncoder",
     "OneHotEncoder",
     "ImageEncoder",
+    "ResidualSection",
     "NestedEncoder",
     "make_encoder",
     "VECTOR_HIDDEN_SIZES",
@@ -41,8 +42,9 @@ __all__ = [
 
 VECTOR_HIDDEN_SIZES = (128, 128, 64)
 IMAGE_HIDDEN_SIZES = (512,)
-ConvLayers: TypeAlias = Sequence[tuple[int, int, int]]
-"""The channels, kernel size and stride of each convolution."""
+ConvLayers: TypeAlias = Sequence[tuple[int, int, int] | int]
+"""The channels, kernel size and stride of each convolution; a single number is the channels of a
+:class:`ResidualSection`."""
 NATURE_CONV_LAYERS: ConvLayers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """The convolutions of Mnih et al., "Human-level control through deep RL" (Nature, 2015)."""
 
@@ -109,6 +111,39 @@ class OneHotEncoder(MLP):
         return super().forward(x)
 
 
+class ResidualSection(nn.Module):
+    """A convolution, a pooling that halves both sides, and two residual blocks.
+
+    IMPALA's deeper network has three of them, with 16, 32 and 32 channels (Espeholt et al.,
+    "IMPALA", 2018, figure 3).
+
+    Args:
+        in_channels: of the input.
+        channels: of the output.
+    """
+
+    def __init__(self, in_channels: int, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(in_channels, channels, 3, padding=1)
+        self.pool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.ReLU(),
+                nn.Conv2d(channels, channels, 3, padding=1),
+                nn.ReLU(),
+                nn.Conv2d(channels, channels, 3, padding=1),
+            )
+            for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[N, channels, H / 2, W / 2]`` of images ``[N, in_channels, H, W]``."""
+        x = self.pool(self.first(x))
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
 class ImageEncoder(nn.Module):
     """Convolutions with ReLU, and an MLP on their output.
 
@@ -116,9 +151,10 @@ class ImageEncoder(nn.Module):
         obs_shape: ``(C, H, W)``, channels first, or that of a stack of images, ``(K, C, H, W)``,
             whose images are side by side as ``K * C`` channels.
         hidden_sizes: width of each linear layer after the convolutions.
-        conv_layers: channels, kernel size and stride of each convolution; None: those of Mnih et
-            al., "Human-level control through deep RL" (Nature, 2015), for images of at least 36 by
-            36.
+        conv_layers: channels, kernel size and stride of each convolution, or a single number, the
+            channels of a :class:`ResidualSection`: ``(16, 32, 32)`` is IMPALA's deeper network.
+            None: the convolutions of Mnih et al., "Human-level control through deep RL" (Nature,
+            2015), for images of at least 36 by 36.
         init: ``"orthogonal"`` or None.
         **options: ``activation`` and ``norm`` of :class:`MLP`, in the linear layers.
 
@@ -149,10 +185,17 @@ class ImageEncoder(nn.Module):
         self._shape = (math.prod(shape[:-2]), *shape[-2:])
         channels, *sides = self._shape
         modules: list[nn.Module] = []
-        for width, kernel_size, stride in layers:
+        for layer in layers:
+            if isinstance(layer, int):
+                modules.append(ResidualSection(channels, layer))
+                channels, sides = layer, [(side + 1) // 2 for side in sides]
+                continue
+            width, kernel_size, stride = layer
             modules += [nn.Conv2d(channels, width, kernel_size, stride), nn.ReLU()]
             channels = width
             sides = [(side - kernel_size) // stride + 1 for side in sides]
+        if isinstance(layers[-1], int):
+            modules.append(nn.ReLU())  # a section ends with a sum
         self.convolutions = nn.Sequential(*modules)
         if init == "orthogonal":
             orthogonal_init(self.convolutions, math.sqrt(2.0))
@@ -308,17 +351,21 @@ def _flat(x: torch.Tensor, n_dims: int) -> torch.Tensor:
     return x.flatten(-n_dims) if n_dims else x.unsqueeze(-1)
 
 
-def _check_conv_layers(layers: ConvLayers) -> list[tuple[int, int, int]]:
-    """Return the layers, if each has positive channels, kernel size and stride.
+def _check_conv_layers(layers: ConvLayers) -> list[tuple[int, int, int] | int]:
+    """Return the layers, if each has positive channels, kernel size and stride, or channels only.
 
     Raises:
         ValueError: if they are not.
     """
-    layers_read = []
+    layers_read: list[tuple[int, int, int] | int] = []
     for layer in layers:
+        if not isinstance(layer, Sequence):
+            layers_read.append(checked("conv_layers", layer, Count))
+            continue
         if len(layer) != 3:
             raise ValueError(
-                f"conv_layers needs (channels, kernel size, stride) for each layer, got {layer!r}"
+                "conv_layers needs (channels, kernel size, stride) for each layer, or the channels "
+                f"of a residual section alone, got {layer!r}"
             )
         channels, kernel_size, stride = checked("conv_layers", layer, Counts)
         layers_read.append((channels, kernel_size, stride))
@@ -330,7 +377,8 @@ def _check_conv_layers(layers: ConvLayers) -> list[tuple[int, int, int]]:
 def _least_side(layers: ConvLayers) -> int:
     """Return the side of the smallest images for which every layer has an output."""
     side = 1
-    for _, kernel_size, stride in reversed(layers):
+    for layer in reversed(layers):
+        _, kernel_size, stride = (layer, 1, 2) if isinstance(layer, int) else layer
         side = (side - 1) * stride + kernel_size
     return side
 

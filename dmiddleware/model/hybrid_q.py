@@ -50,7 +50,7 @@ class HybridQNetwork(Network):
         critic_hidden_sizes: width of each hidden layer of the critic.
         conv_layers: see :class:`ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None.
+        norm: ``"layer"``, ``"batch_renorm"`` or None.
 
     Attributes:
         actor: a :class:`ParameterActor`: observations to the numbers of all choices.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from dmiddleware.settings import Count, Counts, Positive, checked
 from dmiddleware.torch_private import forward_layers
 
 __all__ = [
+    "BatchRenorm",
     "Init",
     "MLP",
     "NoisyLinear",
@@ -29,8 +30,9 @@ __all__ = [
 Init: TypeAlias = Literal["orthogonal"] | None
 """``"orthogonal"``, or None for torch's own (Kaiming uniform)."""
 
-Norm: TypeAlias = Literal["layer"] | None
-"""``"layer"``: layer normalization before each activation; None: none."""
+Norm: TypeAlias = Literal["layer", "batch_renorm"] | None
+"""``"layer"``: layer normalization before each activation; ``"batch_renorm"``: a
+:class:`BatchRenorm` of the input, and one after each activation; None: none."""
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -86,6 +88,83 @@ def orthogonal_init(module: nn.Module, gain: float) -> None:
             nn.init.orthogonal_(layer.weight, gain)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+class BatchRenorm(nn.Module):
+    """Batch renormalization, with a scale and a shift for each feature.
+
+    Source: Ioffe, "Batch Renormalization" (2017), algorithm 1. In eval mode, features are
+    normalized by running statistics. In training mode, they are normalized by those of the batch,
+    and then corrected, without gradient, towards the running ones: by a factor from 1/3 to 3 and a
+    shift from -5 to 5. The first 100,000 batches are not corrected. Each batch in training
+    mode moves the running statistics by 1%; features that are NaN or infinite do not.
+
+    The bounds, the share and the ε of 0.001 are those of CrossQ (Bhatt et al., 2024, appendix).
+
+    Args:
+        n_features: length of the input's last dimension.
+        n_layers: as many layers are computed together, each with its own statistics; None: one.
+
+    Attributes:
+        mean: running mean of each feature, ``[n_features]`` or ``[n_layers, 1, n_features]``.
+        variance: running variance of each.
+        n_batches: float32 scalar, the batches in training mode.
+    """
+
+    mean: torch.Tensor
+    variance: torch.Tensor
+    n_batches: torch.Tensor
+    _SHARE: Final = 0.01
+    _EPS: Final = 1e-3
+    _LARGEST_FACTOR: Final = 3.0
+    _LARGEST_SHIFT: Final = 5.0
+    _N_WITHOUT_CORRECTION: Final = 100_000
+
+    def __init__(self, n_features: int, *, n_layers: int | None = None) -> None:
+        super().__init__()
+        shape = (n_features,) if n_layers is None else (n_layers, 1, n_features)
+        self._is_single = n_layers is None
+        self.weight = nn.Parameter(torch.ones(shape))
+        self.bias = nn.Parameter(torch.zeros(shape))
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("variance", torch.ones(shape))
+        self.register_buffer("n_batches", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the normalized features, in the shape of ``x``.
+
+        Args:
+            x: ``[…, n_features]``; of several layers, ``[n_layers, B, n_features]``.
+        """
+        if not self.training:
+            scale = self.weight * (self.variance + self._EPS).rsqrt()
+            return torch.addcmul(self.bias, x - self.mean, scale)
+        rows = tuple(range(x.dim() - 1)) if self._is_single else (1,)
+        variance, mean = torch.var_mean(x, rows, correction=0, keepdim=not self._is_single)
+        deviation = (variance + self._EPS).sqrt()
+        with torch.no_grad():
+            factor, shift = self._correction(mean, deviation)
+            self._observe(mean, variance)
+        scale = self.weight * factor / deviation
+        return torch.addcmul(shift * self.weight + self.bias, x - mean, scale)
+
+    def _correction(
+        self, mean: torch.Tensor, deviation: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the factor and the shift that lead to the running statistics, bounded."""
+        largest = self._LARGEST_FACTOR
+        running = (self.variance + self._EPS).sqrt()
+        factor = (deviation / running).clamp(1.0 / largest, largest)
+        shift = ((mean - self.mean) / running).clamp(-self._LARGEST_SHIFT, self._LARGEST_SHIFT)
+        is_corrected = self.n_batches >= self._N_WITHOUT_CORRECTION
+        return torch.where(is_corrected, factor, 1.0), torch.where(is_corrected, shift, 0.0)
+
+    def _observe(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """Move the running statistics."""
+        is_finite = variance.isfinite()  # a mean that is not has no finite variance
+        self.mean.lerp_(torch.where(is_finite, mean, self.mean), self._SHARE)
+        self.variance.lerp_(torch.where(is_finite, variance, self.variance), self._SHARE)
+        self.n_batches += 1
 
 
 class NoisyLinear(nn.Linear):
@@ -149,7 +228,7 @@ class MLP(nn.Sequential):
         hidden_sizes: width of each layer; may be empty if ``out_features`` is given.
         out_features: width of one more linear layer at the end, without activation.
         activation: see :func:`activation_of`.
-        norm: ``"layer"`` normalizes before each activation.
+        norm: what normalizes; see :data:`Norm`.
         init: ``"orthogonal"`` with gain ``sqrt(2)``, as PPO is published (Huang et al., "The 37
             Implementation Details of PPO", 2022, detail 2); None: torch's own.
 
@@ -180,12 +259,16 @@ class MLP(nn.Sequential):
         checked("norm", norm, Norm)
         checked("init", init, Init)
         layers: list[nn.Module] = []
+        if norm == "batch_renorm":
+            layers.append(BatchRenorm(in_features))
         width = in_features
         for size in hidden_sizes:
             layers.append(self.linear_type(width, size))
             if norm == "layer":
                 layers.append(nn.LayerNorm(size))
             layers.append(activation_of(activation))
+            if norm == "batch_renorm":
+                layers.append(BatchRenorm(size))
             width = size
         if out_features is not None:
             out_features = checked("out_features", out_features, Count)

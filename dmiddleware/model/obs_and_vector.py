@@ -28,7 +28,7 @@ class ObsAndVector(nn.Module):
         hidden_sizes: width of each hidden layer.
         conv_layers: see :class:`ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None.
+        norm: ``"layer"``, ``"batch_renorm"`` or None.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class QNetwork(Network):
         head_hidden_sizes: width of each layer between encoder and output, in both streams if
             dueling.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None.
+        norm: ``"layer"``, ``"batch_renorm"`` or None.
         init: ``"orthogonal"`` or None (torch's own).
         noisy: the layers after the encoder are noisy (:class:`NoisyLinear`).
         outputs_per_action: how many numbers each action gets, of which subclasses make its value;

@@ -160,7 +160,7 @@ class RecurrentNetwork(Network):
         prev_action: whether the core sees the previous action (zeros in an episode's first step).
         prev_reward: whether the core sees the previous reward (0 in an episode's first step).
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None, in the encoder.
+        norm: ``"layer"``, ``"batch_renorm"`` or None, in the encoder.
         init: ``"orthogonal"`` or None.
         residual: add the encoder's features to those of the core, which has as many.
 
@@ -271,7 +271,7 @@ class RecurrentActorCritic(RecurrentNetwork):
             discrete.
         head_hidden_sizes: width of each linear layer after the core, for actor and critic each.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None.
+        norm: ``"layer"``, ``"batch_renorm"`` or None.
         init: ``"orthogonal"`` (the last layers with gains 0.01 and 1) or None (torch's own).
         log_std_init: logarithm of the first standard deviation of continuous actions.
         **options: the other options of :class:`RecurrentNetwork`.
@@ -321,7 +321,7 @@ class RecurrentQNetwork(RecurrentNetwork):
         head_hidden_sizes: width of each linear layer after the core.
         dueling: separate streams for the state's value and the actions' advantages.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None.
+        norm: ``"layer"``, ``"batch_renorm"`` or None.
         init: ``"orthogonal"`` or None (torch's own).
         **options: the other options of :class:`RecurrentNetwork`; actions are discrete.
     """

@@ -21,7 +21,7 @@ from dmiddleware.errors import SpaceError
 from dmiddleware.model.action_mask import masked_logit
 from dmiddleware.model.actor_critic import Actor
 from dmiddleware.model.encoders import ConvLayers, make_encoder
-from dmiddleware.model.layers import Init, Norm, as_float, orthogonal_init
+from dmiddleware.model.layers import MLP, Init, Norm, as_float, orthogonal_init
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import QNetwork
@@ -46,10 +46,12 @@ from dmiddleware.tree import Nested
 __all__ = [
     "AgentActorCritic",
     "AgentInput",
+    "CentralQNetwork",
     "CentralizedActorCritic",
     "QMIXNetwork",
     "TeamNetwork",
     "VDNNetwork",
+    "WQMIXNetwork",
     "team_shapes",
 ]
 
@@ -282,6 +284,91 @@ class QMIXNetwork(VDNNetwork):
         return value
 
 
+class CentralQNetwork(VDNNetwork):
+    """The values of each agent's actions, and an unrestricted mixture of them and the state.
+
+    Source: Rashid et al., "Weighted QMIX" (2020), section 5; the layers are those of the authors'
+    code. It can represent any values of joint actions, but to find the best takes a search over
+    all.
+
+    Args:
+        obs_shape: as in :class:`QMIXNetwork`.
+        action_shape: number of actions of one agent.
+        n_agent: number of agents, ``A``.
+        central_size: width of each hidden layer of the mixture.
+        **options: the options of :class:`QNetwork`, which gives the values of one agent's actions.
+    """
+
+    def __init__(
+        self,
+        obs_shape: Mapping[str, ObsShape],
+        action_shape: int,
+        *,
+        n_agent: int,
+        central_size: int = 256,
+        **options: Any,
+    ) -> None:
+        super().__init__(obs_shape, action_shape, n_agent=n_agent, **options)
+        width = checked("central_size", central_size, Count)
+        self._state = _State(self.obs_shape, n_agent)
+        size = self._state.size
+        sizes = (width, width, width)
+        self.mixture = MLP(n_agent + size, sizes, out_features=1, activation="relu")
+        self.state_value = MLP(size, (width,), out_features=1, activation="relu")
+
+    def _mixed(self, q: torch.Tensor, obs: Nested) -> torch.Tensor:
+        state = self._state.of(obs)
+        value: torch.Tensor = self.mixture(torch.cat([q, state], -1)) + self.state_value(state)
+        return value.squeeze(-1)
+
+
+@MODEL_REGISTRY.register("wqmix_network")
+class WQMIXNetwork(TeamNetwork):
+    """A :class:`QMIXNetwork`, and a :class:`CentralQNetwork` of its own parameters.
+
+    Source: Rashid et al., "Weighted QMIX: Expanding Monotonic Value Function Factorisation for Deep
+    Multi-Agent Reinforcement Learning" (2020), section 5.
+
+    Args:
+        obs_shape: as in :class:`QMIXNetwork`.
+        action_shape: number of actions of one agent.
+        n_agent: number of agents, ``A``.
+        mixing_size: width of the monotonic mixing network's hidden layer.
+        central_size: width of each hidden layer of the unrestricted one.
+        **options: the options of :class:`QNetwork`, which gives the values of one agent's actions,
+            once for each of the two networks.
+
+    Attributes:
+        q: the monotonic values, by which agents act.
+        central: the unrestricted ones.
+    """
+
+    options_of: ClassVar[type[nn.Module]] = QNetwork
+    """The part that takes further options."""
+
+    def __init__(
+        self,
+        obs_shape: Mapping[str, ObsShape],
+        action_shape: int,
+        *,
+        n_agent: int,
+        mixing_size: int = 32,
+        central_size: int = 256,
+        **options: Any,
+    ) -> None:
+        super().__init__(obs_shape, action_shape, n_agent=n_agent)
+        options = {**options, "n_agent": n_agent}
+        self.q = QMIXNetwork(obs_shape, action_shape, mixing_size=mixing_size, **options)
+        self.central = CentralQNetwork(
+            obs_shape, action_shape, central_size=central_size, **options
+        )
+
+    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
+        """Return what the monotonic network returns, by which agents act."""
+        output: dict[str, torch.Tensor] = self.q(obs)
+        return output
+
+
 @MODEL_REGISTRY.register("agent_actor_critic")
 class AgentActorCritic(TeamNetwork):
     """An actor and a critic that see one agent's observation, shared by all agents.
@@ -295,7 +382,7 @@ class AgentActorCritic(TeamNetwork):
         encoder_hidden_sizes: width of each linear layer of both encoders.
         conv_layers: see :class:`ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None.
+        norm: ``"layer"``, ``"batch_renorm"`` or None.
         init: ``"orthogonal"`` (the last layers with gains 0.01 and 1) or None (torch's own).
         log_std_init: logarithm of the first standard deviation of continuous actions.
     """

@@ -19,6 +19,7 @@ from dmiddleware.policy.component import (
     torch_optimizer,
 )
 from dmiddleware.policy.cql import CQLPolicy, CQLSettings
+from dmiddleware.policy.crossq import CrossQPolicy, CrossQSettings
 from dmiddleware.policy.d4pg import D4PGPolicy, D4PGSettings
 from dmiddleware.policy.ddpg import DDPGPolicy, DDPGSettings, TD3Policy, TD3Settings
 from dmiddleware.policy.decision_transformer import (
@@ -50,13 +51,16 @@ from dmiddleware.policy.modes import (
     spec_of,
 )
 from dmiddleware.policy.obs_norm import DatasetNormSettings, ObsNorm, ObsNormSettings
+from dmiddleware.policy.off_policy_ppg import OffPolicyPPGPolicy, OffPolicyPPGSettings
 from dmiddleware.policy.off_policy_ppo import OffPolicyPPOPolicy, OffPolicyPPOSettings
 from dmiddleware.policy.pdqn import PDQNPolicy, PDQNSettings
 from dmiddleware.policy.pg import PGPolicy, PGSettings
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.policy_settings import DiscountedSettings, PolicySettings
+from dmiddleware.policy.ppg import PPGPolicy, PPGSettings
 from dmiddleware.policy.ppo import PPOPolicy, PPOSettings
+from dmiddleware.policy.pqn import PQNPolicy, PQNSettings
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
 from dmiddleware.policy.qmix import QMIXPolicy, QMIXSettings, VDNPolicy, VDNSettings
 from dmiddleware.policy.r2d2 import R2D2Policy, R2D2Settings
@@ -74,6 +78,7 @@ from dmiddleware.policy.update import (
     priorities_of_rows,
     update_outputs,
 )
+from dmiddleware.policy.wqmix import WQMIXPolicy, WQMIXSettings
 
 __all__ = [
     "Policy",
@@ -138,12 +143,18 @@ __all__ = [
     "RainbowSettings",
     "R2D2Policy",
     "R2D2Settings",
+    "PQNPolicy",
+    "PQNSettings",
     "PPOPolicy",
     "PPOSettings",
     "OffPolicyPPOPolicy",
     "OffPolicyPPOSettings",
     "RecurrentPPOPolicy",
     "RecurrentPPOSettings",
+    "PPGPolicy",
+    "PPGSettings",
+    "OffPolicyPPGPolicy",
+    "OffPolicyPPGSettings",
     "PGPolicy",
     "PGSettings",
     "A2CPolicy",
@@ -164,6 +175,8 @@ __all__ = [
     "PDQNSettings",
     "TQCPolicy",
     "TQCSettings",
+    "CrossQPolicy",
+    "CrossQSettings",
     "BCPolicy",
     "BCSettings",
     "TD3BCPolicy",
@@ -184,6 +197,8 @@ __all__ = [
     "VDNSettings",
     "QMIXPolicy",
     "QMIXSettings",
+    "WQMIXPolicy",
+    "WQMIXSettings",
     "IPPOPolicy",
     "MAPPOPolicy",
     "MAPPOSettings",

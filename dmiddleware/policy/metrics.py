@@ -134,6 +134,24 @@ _METRICS: Final = (
         "whether `target_kl` has stopped the epochs; such an output is not an update",
         "mostly 0",
     ),
+    Metric(
+        "aux_loss",
+        "return²",
+        "the loss of the auxiliary value on the actor's features; only with an auxiliary phase",
+        "falls towards `value_loss`",
+    ),
+    Metric(
+        "clone_kl",
+        "nat",
+        "the mean divergence from the policy before the auxiliary phase; only with such a phase",
+        "below 0.01; more, raise `aux_bc_weight`",
+    ),
+    Metric(
+        "central_loss",
+        "return²",
+        "the loss of weighted QMIX's central network, the mean squared error of its values",
+        "below `total_loss` divided by the mean weight, where the mixture restricts the values",
+    ),
     Metric("clip_ratio", "", "the present clip range, the setting `clip_ratio`", _SETTING),
     Metric(
         "entropy_weight",

@@ -76,6 +76,9 @@ class PolicySpec:
             called once for each batch, in the learner's process.
         observe_returns: takes the returns ``[…]`` of a collected batch, and its observations where
             they are known, once, before learning from it.
+        add_targets: takes the collected rows ``[T, …]`` or ``[T, E, …]`` of an algorithm that
+            learns from trajectories, and returns them with the columns that its minibatches need;
+            called once for each batch, in the learner's process.
         check_returns: takes discounted returns of an env's rewards, see
             :meth:`C51Policy.check_returns`; None: the policy learns any.
         value_fn: observations ``[N, …]`` to values ``[N]``; None: the policy has no critic of them.
@@ -107,6 +110,7 @@ class PolicySpec:
     check_spaces: Callable[[gym.Space[Any], gym.Space[Any]], None] = _nothing
     scale_rewards: Callable[[Batch], torch.Tensor] = _unscaled
     observe_returns: Callable[..., None] = _nothing
+    add_targets: Callable[[Batch], Batch] = _as_it_is
     check_returns: Callable[..., None] | None = None
     value_fn: Callable[..., torch.Tensor] | None = None
     set_counters: Callable[[Counters], None] = _nothing

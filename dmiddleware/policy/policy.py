@@ -165,7 +165,8 @@ class Policy:
     """What such minibatches consist of.
 
     ``"rows"`` gives ``[B, …]``; ``"lanes"``, for recurrent networks and V-trace, whole columns of
-    envs, time first: ``[T, B, …]``.
+    envs, time first: ``[T, B, …]``; ``"batch"`` all that was collected ``[N, …]``, for an algorithm
+    that makes its own minibatches.
     """
     learns_from_trajectories: ClassVar[bool] = False
     """Whether it learns from collected trajectories as they are, because it computes its targets.
@@ -471,7 +472,7 @@ class Policy:
 
     def n_learned_rows(self, batch: Columns) -> int:
         """Return over how many rows the loss of a batch is a mean: its weight among the ranks."""
-        lead = 1 if self.minibatch_unit == "rows" else 2
+        lead = 2 if self.minibatch_unit == "lanes" else 1
         shape: torch.Size = next(iter(leaves(batch)))[1].shape[:lead]
         return shape.numel()
 

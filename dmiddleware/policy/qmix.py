@@ -13,7 +13,7 @@ from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
 from dmiddleware.rl import taken_rows, weighted_mean
 from dmiddleware.tree import Columns, Value
 
-__all__ = ["QMIXPolicy", "QMIXSettings", "VDNPolicy", "VDNSettings"]
+__all__ = ["QMIXPolicy", "QMIXSettings", "VDNPolicy", "VDNSettings", "mixed_value"]
 
 
 class VDNSettings(QLearningSettings):
@@ -67,10 +67,12 @@ class VDNPolicy(QLearningPolicy):
         next_value: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss; see :meth:`QLearningPolicy.loss`."""
-        value = _mixed(self.q.target, next_value, batch["next_obs"])
+        value = mixed_value(self.q.target, next_value, batch["next_obs"])
         columns: dict[str, Any] = {**batch, "reward": batch["reward"].mean(-1)}
         target = self.td_target(columns, value)
-        error = _mixed(self.q.module, taken_rows(output["logit"], action), batch["obs"]) - target
+        error = (
+            mixed_value(self.q.module, taken_rows(output["logit"], action), batch["obs"]) - target
+        )
         loss = weighted_mean(error.square(), batch.get("weight"))
         error, mean_target = error.detach(), target.mean()
         absolute = error.abs()
@@ -82,7 +84,7 @@ class VDNPolicy(QLearningPolicy):
         return loss, absolute, logged
 
 
-def _mixed(network: Any, q: torch.Tensor, obs: Value) -> torch.Tensor:
+def mixed_value(network: Any, q: torch.Tensor, obs: Value) -> torch.Tensor:
     """Return ``[B]``, the team's values that a network mixes of its agents' ``[B, A]``."""
     value: torch.Tensor = network.mix(q, obs)
     return value

@@ -94,9 +94,7 @@ class SACPolicy(TDPolicy):
         self, batch: Columns, *, noise: Tensor, next_noise: Tensor, **drawn: Tensor
     ) -> dict[str, Tensor]:
         """Make one update; see :meth:`Policy.update`."""
-        log_alpha = self.temperature.module.log_alpha
-        alpha = log_alpha.detach().exp()
-
+        alpha = self.temperature.module.log_alpha.detach().exp()
         with torch.no_grad():
             next_action, next_log_prob = self.draw_action(batch["next_obs"], next_noise)
         critic_loss, td_error, logged = self.critic_loss_of(
@@ -104,19 +102,33 @@ class SACPolicy(TDPolicy):
         )
         self.critic.step(critic_loss)
 
-        chosen, log_prob = self.draw_action(batch["obs"], noise)
-        actor_loss = (alpha * log_prob - self.value_of(batch["obs"], chosen)).mean()
-        self.actor.step(actor_loss)
+        moved = self.move_actor(batch, noise)
+        output = {"total_loss": critic_loss + moved["policy_loss"], "critic_loss": critic_loss}
+        output |= {**moved, **logged}
+        if "weight" in batch or self.cfg.priority:
+            output["priority"] = td_error
+        return {name: value.detach() for name, value in output.items()}
 
-        output = {"total_loss": critic_loss + actor_loss, "critic_loss": critic_loss}
-        output |= {"policy_loss": actor_loss, **logged, "entropy": -log_prob.mean(), "alpha": alpha}
+    def move_actor(self, batch: Columns, noise: Tensor) -> dict[str, Tensor]:
+        """Make a step of the actor, and one of the temperature if it is tuned.
+
+        Args:
+            batch: the columns.
+            noise: ``[B, A]`` standard normal.
+
+        Returns:
+            What to log: ``policy_loss``, ``entropy`` and ``alpha``.
+        """
+        log_alpha = self.temperature.module.log_alpha
+        alpha = log_alpha.detach().exp()
+        chosen, log_prob = self.draw_action(batch["obs"], noise)
+        loss = (alpha * log_prob - self.value_of(batch["obs"], chosen)).mean()
+        self.actor.step(loss)
         if self.cfg.auto_alpha:
             aim = self.cfg.target_entropy
             aim = -float(noise.shape[-1]) if aim is None else aim
             self.temperature.step(-(log_alpha * (log_prob.detach() + aim).mean()))
-        if "weight" in batch or self.cfg.priority:
-            output["priority"] = td_error
-        return {name: value.detach() for name, value in output.items()}
+        return {"policy_loss": loss, "entropy": -log_prob.mean(), "alpha": alpha}
 
     def critic_loss_of(
         self, batch: Columns, next_action: Tensor, *, bonus: Tensor
@@ -128,13 +140,24 @@ class SACPolicy(TDPolicy):
             next_action: ``[B, A]``, drawn for the next observations.
             bonus: ``[B]``, what the entropy adds to their values.
         """
-        with torch.no_grad():
-            next_q = self.critics(self.critic.target, batch["next_obs"], next_action)
-        q = self.critics(self.critic.module, batch["obs"], self.codec.to_raw(batch["action"]))
+        q, next_q = self.critic_outputs(batch, next_action)
         target = self.td_target(batch, next_q.amin(0) + bonus)
         loss, td_error = ensemble_td_loss(q, target, weight=batch.get("weight"))
         logged = {"q_value": q.mean(), "target_q_value": target.mean(), "td_error": td_error.mean()}
         return 0.5 * loss, td_error, logged
+
+    def critic_outputs(self, batch: Columns, next_action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``[n_critics, B]`` twice: the values of the batch, and those that follow.
+
+        Args:
+            batch: the columns.
+            next_action: ``[B, A]``, drawn for the next observations. Their values are without
+                gradient.
+        """
+        with torch.no_grad():
+            next_q = self.critics(self.critic.target, batch["next_obs"], next_action)
+        action = self.codec.to_raw(batch["action"])
+        return self.critics(self.critic.module, batch["obs"], action), next_q
 
     def value_of(self, obs: Value, action: Tensor) -> Tensor:
         """Return ``[B]``, the value of actions ``[B, A]`` that the actor maximizes."""

@@ -26,6 +26,7 @@ from dmiddleware.rl.returns import (
     discounted_return,
     explained_variance,
     gae,
+    lambda_return,
     nstep_return,
     take_rows,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "with_returns_to_go",
     "episode_cuts",
     "discounted_return",
+    "lambda_return",
     "explained_variance",
     "discounted_scan",
     "vtrace",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -66,6 +66,10 @@ class Distribution(Protocol):
 
     def entropy(self) -> torch.Tensor:
         """Return ``[…]`` entropies, in nats."""
+        ...
+
+    def kl_divergence(self, other: Self) -> torch.Tensor:
+        """Return ``[…]``, KL(self ‖ other) in nats, of a distribution with the same mask."""
         ...
 
 
@@ -137,6 +141,10 @@ class Categorical:
         """Return ``[…]`` entropies, in nats."""
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
+    def kl_divergence(self, other: Self) -> torch.Tensor:
+        """Return ``[…]``, KL(self ‖ other) in nats, of a distribution with the same mask."""
+        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
+
 
 class MultiCategorical:
     """Several independent choices. Raw actions are ``[…, K]`` int64, counted from 0.
@@ -181,6 +189,10 @@ class MultiCategorical:
         """Return ``[…]`` entropies, in nats."""
         return self.choices.entropy().sum(-1)
 
+    def kl_divergence(self, other: Self) -> torch.Tensor:
+        """Return ``[…]``, KL(self ‖ other) in nats, of a distribution with the same mask."""
+        return self.choices.kl_divergence(other.choices).sum(-1)
+
 
 class Bernoulli:
     """Several independent bits. Raw actions are ``[…, N]`` int8, 0 or 1.
@@ -214,6 +226,10 @@ class Bernoulli:
     def entropy(self) -> torch.Tensor:
         """Return ``[…]`` entropies, in nats."""
         return _bit_errors(self.logit, self.logit.sigmoid()).sum(-1)
+
+    def kl_divergence(self, other: Self) -> torch.Tensor:
+        """Return ``[…]``, KL(self ‖ other) in nats, of a distribution with the same mask."""
+        return _bit_errors(other.logit, self.logit.sigmoid()).sum(-1) - self.entropy()
 
 
 class Gaussian:
@@ -264,6 +280,12 @@ class Gaussian:
     def entropy(self) -> torch.Tensor:
         """Return ``[…]`` entropies, in nats."""
         return (self.sigma.log() + (0.5 + _HALF_LOG_2PI)).sum(-1)
+
+    def kl_divergence(self, other: Self) -> torch.Tensor:
+        """Return ``[…]``, KL(self ‖ other) in nats."""
+        scale = self.sigma / other.sigma
+        shift = (self.mu - other.mu) / other.sigma
+        return (0.5 * (scale.square() + shift.square() - 1.0) - scale.log()).sum(-1)
 
 
 class TanhGaussian:
@@ -327,6 +349,10 @@ class TanhGaussian:
         at = self._base.mu.unsqueeze(-1) + self._base.sigma.unsqueeze(-1) * nodes
         return self._base.entropy() + (_log_tanh_slope(at) * weights).sum((-2, -1))
 
+    def kl_divergence(self, other: Self) -> torch.Tensor:
+        """Return ``[…]``, KL(self ‖ other) in nats; tanh does not change it."""
+        return self._base.kl_divergence(other._base)
+
 
 class Hybrid:
     """Independent distributions by name, for Dict and Tuple action spaces.
@@ -367,6 +393,11 @@ class Hybrid:
     def entropy(self) -> torch.Tensor:
         """Return ``[…]`` entropies, in nats, summed over the parts."""
         return torch.stack([part.entropy() for part in self.parts.values()]).sum(0)
+
+    def kl_divergence(self, other: Self) -> torch.Tensor:
+        """Return ``[…]``, KL(self ‖ other) in nats, summed over the parts."""
+        parts = self.parts.items()
+        return torch.stack([part.kl_divergence(other.parts[path]) for path, part in parts]).sum(0)
 
 
 def _by_choice(flat: torch.Tensor, sizes: Sequence[int], fill: float) -> torch.Tensor:

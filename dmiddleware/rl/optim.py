@@ -97,15 +97,19 @@ class FusedAdam(UncompiledOptimizer, torch.optim.Adam):
         if lists is not None and torch.compiler.is_compiling():
             used = [row is not None for row in gradients]
             self._step_in_graph(lists, present, used, found_inf)
-        elif lists is not None and len(present) == len(gradients):
+        elif lists is not None and present:
             group = self.param_groups[0]
+            tensors = [lists.parameters, lists.first_moments, lists.second_moments, lists.steps]
+            are_all = len(present) == len(gradients)
+            if not are_all:
+                used = [row is not None for row in gradients]
+                tensors = [list(itertools.compress(rows, used)) for rows in tensors]
+            parameters, *states = tensors
             fused_adam(
-                lists.parameters,
+                parameters,
                 present,
-                lists.first_moments,
-                lists.second_moments,
-                lists.steps,
-                counter=lists.counter,
+                *states,
+                counter=lists.counter if are_all else None,
                 found_inf=found_inf,
                 lr=group["lr"],
                 beta1=group["betas"][0],
@@ -113,7 +117,7 @@ class FusedAdam(UncompiledOptimizer, torch.optim.Adam):
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
             )
-        else:
+        elif lists is None:
             parameters = [p for group in self.param_groups for p in group["params"]]
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient

@@ -20,6 +20,7 @@ __all__ = [
     "gae",
     "nstep_return",
     "discounted_return",
+    "lambda_return",
     "explained_variance",
     "take_rows",
 ]
@@ -184,6 +185,46 @@ def discounted_return(
         cut[-1] = ~terminated[-1]
         reward = reward + discount * torch.where(cut, next_value, 0.0)
     return discounted_scan(reward, factor)
+
+
+@torch.no_grad()
+def lambda_return(
+    reward: torch.Tensor,
+    next_value: torch.Tensor,
+    terminated: torch.Tensor,
+    done: torch.Tensor,
+    *,
+    discount: float,
+    trace_decay: float,
+) -> torch.Tensor:
+    """Mix the n-step returns of all lengths (Sutton and Barto, 2nd edition, section 12.1).
+
+    ``G[t] = reward + discount * ((1 - trace_decay) * next_value + trace_decay * G[t + 1])``, which
+    bootstraps from ``next_value`` alone where ``done`` and at the end of the data. With the value
+    of the best action, it is Peng's Q(λ) (Peng and Williams, "Incremental Multi-Step Q-Learning",
+    1994).
+
+    Args:
+        reward: ``[T, …]`` float32.
+        next_value: ``[T, …]`` V of each row's true successor; not read where terminated.
+        terminated: ``[T, …]`` bool.
+        done: ``[T, …]`` bool.
+        discount: gamma, in ``[0, 1]``.
+        trace_decay: lambda, in ``[0, 1]``.
+
+    Returns:
+        ``[T, …]`` returns, without gradient.
+
+    Raises:
+        StructureError: if shapes differ, ``T`` is 0, or a mask is not bool.
+        ValueError: if ``discount`` or ``trace_decay`` is outside ``[0, 1]``.
+    """
+    check_fraction(discount=discount, trace_decay=trace_decay)
+    check_time_first(reward, next_value=next_value, terminated=terminated, done=done)
+    traced = torch.full_like(next_value, trace_decay).masked_fill_(done, 0.0)
+    traced[-1] = 0.0
+    bootstrapped = next_value.masked_fill(terminated, 0.0) * (1.0 - traced)
+    return discounted_scan(bootstrapped.mul_(discount).add_(reward), discount * traced)
 
 
 @torch.no_grad()

@@ -20,7 +20,9 @@ from dmiddleware.worker.parallel_run import classic_run
 __all__ = ["checked_mode", "classic_command", "run_config"]
 
 _DIRECT: Final = "serial_reward_model_onpolicy"
-_ONLINE: Final = ("serial", "serial_onpolicy", "serial_reward_model_offpolicy", _DIRECT)
+_ONLINE: Final = (
+    "serial", "serial_onpolicy", "serial_onpolicy_ppg", "serial_reward_model_offpolicy", _DIRECT,
+)  # fmt: skip
 _OFFLINE: Final = ("serial_offline", "serial_bc", "bc", "serial_dt")
 _IMITATION: Final[Mapping[str, Any]] = {
     "serial_sqil": sqil_run, "serial_dqfd": dqfd_run, "serial_gail": gail_run,
@@ -45,7 +47,6 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "serial_ngu": "NGU is not here; explore in a chain, by middleware.RewardLearner with RND",
     "serial_reward_model_ngu": "NGU is not here; explore in a chain, by middleware.RewardLearner "
     "with RND",
-    "serial_onpolicy_ppg": "PPG is not here; learn from play with PPO",
     "serial_pc": "procedure cloning is not here; clone actions with -m bc",
     "serial_plr": "middleware.curriculum chooses levels in a chain",
     "serial_r2d3": "R2D3 is not here; learn from play with R2D2",

@@ -277,7 +277,7 @@ def check_learns_from_rows(policy: Any) -> None:
         ConfigError: saying what to use instead.
     """
     spec = policy.learn_mode.spec
-    if spec.minibatch_unit != "rows" and not spec.learns_from_trajectories:
+    if spec.minibatch_unit == "lanes" and not spec.learns_from_trajectories:
         raise ConfigError(
             f"{type(policy).__name__} learns from sequences, but serial_run collects single "
             "transitions; train it in a chain, as its page in the documentation shows"
@@ -301,13 +301,13 @@ def _learning_from(
     """
     spec, seed = learner.policy.spec, derive_seed(cfg.env.seed, "minibatches")
     is_of_sequences = _is_of_sequences(spec)
-    is_of_rows = not (is_of_sequences or spec.learns_from_trajectories or spec.on_policy)
+    is_of_rows = not (is_of_sequences or spec.minibatch_unit == "lanes" or spec.on_policy)
     if learning is not None and not is_of_rows:
         raise ConfigError(
             f"{spec.kind.__name__} cannot learn from an expert beside its own steps; use an "
             "off-policy algorithm that learns from single rows, such as dqn, sql, dqfd or sac"
         )
-    if is_of_sequences or spec.learns_from_trajectories:
+    if is_of_sequences or spec.minibatch_unit == "lanes":
         rewards.check_unused("an algorithm that learns from sequences")
         return (SequenceReplay if is_of_sequences else LaneReplay)(cfg, learner, seed)
     if spec.on_policy or is_direct:
@@ -319,7 +319,7 @@ def _learning_from(
 def _n_sample(cfg: EasyDict, learner: BaseLearner) -> int | None:
     """Return how many rows to collect, where ``collect.n_sample`` counts sequences."""
     n_sample, spec = cfg.policy.collect.get("n_sample"), learner.policy.spec
-    if n_sample is None or not (_is_of_sequences(spec) or spec.learns_from_trajectories):
+    if n_sample is None or not (_is_of_sequences(spec) or spec.minibatch_unit == "lanes"):
         return None
     return int(n_sample) * sequence_length(cfg.policy)
 
@@ -351,6 +351,7 @@ def _with_types(main: Mapping[str, Any], create: Mapping[str, Any]) -> dict[str,
         if not isinstance(part, Mapping):
             raise ConfigError(f"create.{name} must be a dictionary with type, got {part!r:.100}")
         _section(cfg, places[name]).update(_copied(part))
+    _take_two_buffers(_section(cfg, _PARTS["replay_buffer"][0]))
     for path, default in _PARTS.values():
         _section(cfg, path).setdefault("type", default)
     for path in places.values():
@@ -362,6 +363,24 @@ def _with_types(main: Mapping[str, Any], create: Mapping[str, Any]) -> dict[str,
     if is_stock or with_command in POLICY_REGISTRY:
         cfg["policy"]["type"] = with_command
     return cfg
+
+
+def _take_two_buffers(section: dict[str, Any]) -> None:
+    """Make DI-engine's sections of two buffers, ``policy`` and ``value``, those of one buffer.
+
+    Raises:
+        ConfigError: if one of them has a type that cannot be one of two.
+    """
+    if not section.pop("multi_buffer", False):
+        return
+    policy, value = (dict(section.pop(name, {})) for name in ("policy", "value"))
+    for part in (policy, value):
+        if part.pop("type", "advanced") != "advanced":
+            raise ConfigError(
+                "replay_buffer with multi_buffer=True has two buffers of type 'advanced'; leave "
+                "the type of policy and value out, or use one buffer"
+            )
+    section.update({**policy, "type": "policy_and_value", "value": value})
 
 
 def _share_priorities(cfg: dict[str, Any]) -> None:

@@ -146,7 +146,8 @@ class DirectLearning:
 
     An on-policy algorithm written for batches takes one minibatch at a time,
     ``learn.epoch_per_collect`` times over, and an off-policy one all samples,
-    ``learn.update_per_collect`` times; a policy that acts per env takes all in one forward.
+    ``learn.update_per_collect`` times. A policy that acts per env, or makes its own minibatches,
+    takes all in one forward.
 
     Args:
         cfg: the whole config.
@@ -163,7 +164,7 @@ class DirectLearning:
         self._batch_size: Any = spec_attribute(learner.policy.spec, "batch_size")
         self._n_epochs = int(cfg.policy.learn.get("epoch_per_collect", 1))
         self._n_whole = 0  # updates from all samples; 0: from minibatches
-        if is_whole:
+        if is_whole or learner.policy.spec.minibatch_unit == "batch":
             self._n_whole = 1
         elif not learner.policy.spec.on_policy:
             self._n_whole = int(cfg.policy.learn.get("update_per_collect", 1))

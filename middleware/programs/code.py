@@ -102,6 +102,8 @@ def _on_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
     yield from _start(arguments, agent)
     yield from _exchange(arguments)
     collector = arguments["collector"]
+    if not agent.explores:
+        yield _line(2, "task.use(", "EpsGreedyHandler", None, "policy")
     if isinstance(collector, EpisodeCollectorSettings):
         yield _line(2, "task.use(", "EpisodeCollector", collector, "policy", "envs")
         yield _line(2, "task.use(", "MonteCarloReturnEstimator", None, "policy")

@@ -40,8 +40,9 @@ __all__ = ["OFF_POLICY", "off_policy"]
 OFF_POLICY: Final = default_settings(
     (
         *("dqn", "sql", "mdqn", "c51", "qrdqn", "iqn", "fqf", "rainbow", "r2d2", "discrete_sac"),
-        *("sac", "td3", "ddpg", "d4pg", "tqc", "pdqn", "ppo_offpolicy"),
-        *("qmix", "vdn"),
+        *("sac", "td3", "ddpg", "d4pg", "tqc", "crossq", "pdqn"),
+        *("ppo_offpolicy", "ppg_offpolicy"),
+        *("qmix", "wqmix", "vdn"),
     )
 )
 """The algorithms of :func:`off_policy`, and their default settings."""

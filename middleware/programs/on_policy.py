@@ -17,6 +17,7 @@ from middleware.collect import (
     StepCollector,
     StepCollectorSettings,
 )
+from middleware.eps_greedy import EpsGreedyHandler
 from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettings
 from middleware.exchange import (
     ContextExchanger,
@@ -39,7 +40,7 @@ from middleware.termination import TerminationChecker
 __all__ = ["ON_POLICY", "on_policy"]
 
 ON_POLICY: Final = default_settings(
-    ("ppo", "pg", "a2c", "impala", "ppo_recurrent", "ippo", "mappo")
+    ("ppo", "ppg", "pg", "a2c", "impala", "pqn", "ppo_recurrent", "ippo", "mappo")
 )
 """The algorithms of :func:`on_policy`, and their default settings."""
 
@@ -100,6 +101,8 @@ def on_policy(
 
         task.use(ContextExchanger.of(exchanger))
         task.use(ModelExchanger.of(weights, agent))
+        if not agent.explores:
+            task.use(EpsGreedyHandler(agent))
         if isinstance(collector, EpisodeCollectorSettings):
             task.use(EpisodeCollector.of(collector, agent, envs))
             task.use(MonteCarloReturnEstimator(agent))

@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -40,11 +41,22 @@ def main() -> None:
         parts["speed"] = lambda checkout: [speed.run(checkout, options.di_engine.absolute())]
     results = read_results()
     for name in options.only or parts:
-        rows = list(parts[name](checkout))
-        results[name] = rows
-        write_results(results)
+        rows = keep_by_group(name, parts[name](checkout), results)
         print(name, counts(rows), flush=True)
     _PAGE.write_text(render(results), encoding="utf-8")
+
+
+def keep_by_group(name: str, part: Iterable[Row], results: dict[str, list[Row]]) -> Iterable[Row]:
+    """Run a part and write its rows after each group, which replace those of an earlier run."""
+    earlier, rows = results.get(name, []), list[Row]()
+    for group, of_group in groupby(part, key=lambda row: row.group):
+        rows += of_group
+        earlier = [row for row in earlier if row.group != group]
+        results[name] = [*rows, *earlier]
+        write_results(results)
+    results[name] = rows
+    write_results(results)
+    return rows
 
 
 def read_results() -> dict[str, list[Row]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,11 @@ def _not_run(name: str, stderr: str) -> Row:
     for package, reason in _NO_INDEX.items():
         if f"No module named '{package}'" in error:
             return Row(name, "example", "refused", reason)
+    absent = re.search(r"No module named '((?:ding|dizoo)\.[^']+)'", error)
+    if absent is not None:
+        return Row(
+            name, "example", "refused", f"it imports {absent[1]}, which DI-engine does not have"
+        )
     kind, _, text = error.partition(": ")
     is_refusal = kind.startswith("dmiddleware.")
     return Row(

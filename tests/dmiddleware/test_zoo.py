@@ -44,7 +44,8 @@ def test_every_algorithm_has_a_file():
         name for name in POLICY_REGISTRY
         if POLICY_REGISTRY.get(name).__module__.startswith("dmiddleware.policy.")
     ]  # fmt: skip
-    assert sorted(stock) == list(algorithms())
+    # No program takes demonstrations beside the policy's own play, which DQfD learns from.
+    assert sorted({*stock} - {"dqfd"}) == list(algorithms())
 
 
 @pytest.mark.parametrize("algo", algorithms())

@@ -84,9 +84,11 @@ def numbers(output: Any) -> set[str]:
 
 @pytest.mark.parametrize("cls", EVERY, ids=lambda cls: cls.__name__)
 def test_an_algorithm_logs_what_it_declares_and_nothing_else(cls: Any) -> None:
-    policy = made(cls, **({"grad_clip_norm": 1.0} if "grad_norm" in cls.reports else {}))
+    options = {"grad_clip_norm": 1.0} if "grad_norm" in cls.reports else {}
+    policy = made(cls, **options, **({"aux_freq": 2} if "aux_loss" in cls.reports else {}))
     batch = batch_for(policy)
-    found = [numbers(policy.learn_mode.forward(batch)) for _ in range(2)]
+    # The actor of CrossQ moves in every third update.
+    found = [numbers(policy.learn_mode.forward(batch)) for _ in range(3)]
     assert set().union(*found) == set(cls.reports)
     assert set(cls.reports) <= LEARNING_METRICS.keys()
 
@@ -216,6 +218,6 @@ def test_explained_variance() -> None:
     assert explained_variance(ret, ret) == 1.0
     assert explained_variance(torch.zeros(4), ret) == 0.0
     assert explained_variance(-ret, ret) < 0.0
-    assert np.isnan(explained_variance(ret, torch.ones(4)))
+    assert explained_variance(ret, torch.ones(4)).isnan()
     mask = torch.tensor([True, True, True, False])
     assert explained_variance(torch.tensor([1.0, 2.0, 3.0, 99.0]), ret, mask=mask) == 1.0

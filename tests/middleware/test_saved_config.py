@@ -25,6 +25,7 @@ from dmiddleware.policy import (
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import plain_values
 from middleware import (
+    DataPusher,
     Experiment,
     OffPolicyLearner,
     OnPolicyLearner,
@@ -42,6 +43,7 @@ from tests.dmiddleware.policy.every_policy import (
     env_for,
     made,
     others_are_slow,
+    to_store,
 )
 
 
@@ -74,9 +76,11 @@ def usual_chain(policy: Any) -> list[Any]:
     if isinstance(policy, DecisionTransformerPolicy):
         buffer = buffer_of(policy, collected(policy))
         return [offpolicy_data_fetcher(buffer, batch_size=8), trainer(policy)]
-    buffer = buffer_of(policy, collected(policy))
+    buffer = buffer_of(policy, to_store(policy, collected(policy)))
     explores = [] if policy.explores else [eps_greedy_handler(policy)]
     learner = OffPolicyLearner(policy, buffer, update_per_collect=2)
+    if policy.spec.gae_lambda is not None:
+        return [collector, gae_estimator(policy), DataPusher(buffer, what="train_data"), learner]
     return [*explores, collector, data_pusher(buffer), learner]
 
 

@@ -88,7 +88,7 @@ def shortly(algo: str, env: str) -> list[str]:
     return words
 
 
-OF_ITS_OWN = {"ppo_offpolicy"}
+OF_ITS_OWN = {"ppo_offpolicy", "ppg_offpolicy"}
 """Algorithms of the program off_policy that learn from the actions of their own distribution."""
 
 
@@ -161,6 +161,7 @@ def test_the_settings_of_an_entry_are_valid(algo: str, env: str) -> None:
             "ddpg",
             "d4pg",
             "tqc",
+            "crossq",
             "sql",
             *OF_ITS_OWN,
         }

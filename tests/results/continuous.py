@@ -77,6 +77,7 @@ ENTRIES = [
     _pendulum("DDPG", 2, "-152.1 ± 94.3"),
     _pendulum("D4PG", 5),
     _pendulum("TQC", 5),
+    _pendulum("CrossQ", 6),
     SAC_HALFCHEETAH,
     TD3_HALFCHEETAH,
     SAC_HOPPER,

@@ -21,6 +21,16 @@ ENTRIES = [
         seeds=SEEDS,
         at_least=475,
     ),
+    Entry(CONTROL, "PPG", CARTPOLE, "ppg", (CARTPOLE,), seeds=SEEDS, at_least=475),
+    Entry(
+        CONTROL,
+        "PPG from a buffer",
+        CARTPOLE,
+        "ppg_offpolicy",
+        (CARTPOLE,),
+        seeds=SEEDS,
+        at_least=475,
+    ),
     Entry(CONTROL, "A2C", CARTPOLE, "a2c", (CARTPOLE,), seeds=SEEDS, at_least=475),
     Entry(CONTROL, "IMPALA", CARTPOLE, "impala", (CARTPOLE,), seeds=SEEDS, at_least=475),
     Entry(

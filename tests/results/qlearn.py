@@ -58,6 +58,7 @@ ENTRIES = [
     _cartpole("soft Q-learning", "sql"),
     _cartpole("Munchausen DQN", "mdqn"),
     _cartpole("FQF", "fqf"),
+    _cartpole("PQN", "pqn"),
     _lunar_lander("DQN", "dqn", 3),
     _lunar_lander("C51", "c51", 4),
     _lunar_lander("QR-DQN", "qrdqn", 3),

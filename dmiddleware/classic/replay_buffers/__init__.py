@@ -10,6 +10,7 @@ from dmiddleware.classic.replay_buffers.advanced_buffer import AdvancedReplayBuf
 from dmiddleware.classic.replay_buffers.deque_buffer_wrapper import DequeBufferWrapper
 from dmiddleware.classic.replay_buffers.episode_buffer import EpisodeReplayBuffer
 from dmiddleware.classic.replay_buffers.naive_buffer import ElasticReplayBuffer, NaiveReplayBuffer
+from dmiddleware.classic.replay_buffers.policy_and_value_buffer import PolicyAndValueBuffer
 from dmiddleware.classic.replay_buffers.replay_buffer import IBuffer
 from dmiddleware.classic.replay_buffers.sequence_buffer import SequenceReplayBuffer
 from dmiddleware.registry import Registry
@@ -22,6 +23,7 @@ __all__ = [
     "EpisodeReplayBuffer",
     "IBuffer",
     "NaiveReplayBuffer",
+    "PolicyAndValueBuffer",
     "SequenceReplayBuffer",
     "create_buffer",
     "get_buffer_cls",
@@ -36,6 +38,7 @@ BUFFER_REGISTRY.register("sequence")(SequenceReplayBuffer)
 BUFFER_REGISTRY.register("episode")(EpisodeReplayBuffer)
 BUFFER_REGISTRY.register("advanced")(AdvancedReplayBuffer)
 BUFFER_REGISTRY.register("deque")(DequeBufferWrapper)
+BUFFER_REGISTRY.register("policy_and_value")(PolicyAndValueBuffer)
 
 
 def create_buffer(cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> IBuffer:

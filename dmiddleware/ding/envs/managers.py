@@ -10,7 +10,8 @@ from easydict import EasyDict
 
 from dmiddleware.ding.envs.adapter import AsGymnasium
 from dmiddleware.ding.program import next_env_seed
-from dmiddleware.env import AsyncEnvManager, BaseEnvManager, SyncEnvManager
+from dmiddleware.env import AsyncEnvManager, SyncEnvManager
+from dmiddleware.env import BaseEnvManager as CoreEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.worker.env_config import ENV_LIMITS
 
@@ -48,13 +49,14 @@ _SYNC: Final = SyncEnvManager
 class _Manager(type):
     """The type of the names that make a manager; managers are their instances."""
 
-    kind: type[BaseEnvManager]
+    kind: type[CoreEnvManager]
+    instances: Any
 
     def __call__(cls, env_fn: Iterable[Callable[[], Any]], cfg: Any = None) -> Any:
         return _manager(cls.kind, env_fn, cfg)
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, cls.kind)
+        return isinstance(instance, cls.instances)
 
 
 class BaseEnvManagerV2(metaclass=_Manager):
@@ -65,7 +67,8 @@ class BaseEnvManagerV2(metaclass=_Manager):
         cfg: ``max_retry`` and limits of time.
     """
 
-    kind: type[BaseEnvManager] = SyncEnvManager
+    kind: type[CoreEnvManager] = SyncEnvManager
+    instances: Any = CoreEnvManager
 
     @classmethod
     def default_config(cls) -> EasyDict:
@@ -77,8 +80,10 @@ class SubprocessEnvManagerV2(BaseEnvManagerV2):
     """Steps each env in a process of its own."""
 
     kind = AsyncEnvManager
+    instances = AsyncEnvManager
 
 
+BaseEnvManager = BaseEnvManagerV2
 AsyncSubprocessEnvManager = SubprocessEnvManagerV2
 SyncSubprocessEnvManager = SubprocessEnvManagerV2
 

@@ -6,6 +6,7 @@ from dmiddleware.ding.framework.context import Context, OfflineRLContext, Online
 from dmiddleware.ding.framework.events import EventLoop
 from dmiddleware.ding.framework.global_task import Task, VoidMiddleware, task
 from dmiddleware.ding.framework.parallel import Parallel
+from dmiddleware.ding.framework.supervisor import Supervisor
 from dmiddleware.ding.program import run_folder
 from dmiddleware.pipeline import StepTimer
 
@@ -16,6 +17,7 @@ __all__ = [
     "OnlineRLContext",
     "Parallel",
     "StepTimer",
+    "Supervisor",
     "Task",
     "VoidMiddleware",
     "ding_init",
@@ -23,7 +25,8 @@ __all__ = [
 ]
 
 REFUSED: Final = {
-    "Supervisor": "it steps envs in threads and processes; use EnvSupervisor of ding.envs",
+    name: "processes exchange events by the router here, without a message queue; use Parallel"
+    for name in ("MQ", "NNGMQ", "RedisMQ")
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from dmiddleware.pipeline.event_bus import EventBus
+from dmiddleware.pipeline.event_bus import EventBus, EventRouter
 
 __all__ = ["EventLoop"]
 
@@ -15,13 +15,15 @@ class EventLoop:
 
     Args:
         name: names the loop in messages.
+        router: carries events from and to other processes.
     """
 
     loops: ClassVar[dict[str, EventLoop]] = {}
 
-    def __init__(self, name: str = "default") -> None:
+    def __init__(self, name: str = "default", router: EventRouter | None = None) -> None:
         self._name = name
-        self._bus = EventBus(name=name)
+        self._bus = EventBus(name=name, router=router)
+        self._first_error: BaseException | None = None
 
     def on(self, event: str, fn: Callable[..., Any]) -> None:
         """Call a function at each event."""
@@ -36,8 +38,19 @@ class EventLoop:
         self._bus.off(event, fn)
 
     def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
-        """Call the handlers of an event."""
+        """Call the handlers of an event.
+
+        Raises:
+            BaseException: the error of an earlier handler, after which there are no more events.
+        """
+        if self._exception is not None:
+            raise self._exception
         self._bus.emit(event, *args, **kwargs)
+
+    @property
+    def _exception(self) -> BaseException | None:
+        self._first_error = next(iter([*self._bus.take_errors()]), self._first_error)
+        return self._first_error
 
     @classmethod
     def get_event_loop(cls, name: str = "default") -> EventLoop:

@@ -10,6 +10,7 @@ from dmiddleware.ding.framework.row_view import seen_by_rows
 from dmiddleware.errors import TaskStateError, WaitTimeout
 from dmiddleware.pipeline import Context
 from dmiddleware.pipeline import Task as CoreTask
+from dmiddleware.pipeline.by_hand import Wrapped
 from dmiddleware.pipeline.current_node import current_node
 from middleware import Role
 
@@ -55,6 +56,11 @@ class ProgramTask(CoreTask[Any]):
         if isinstance(mw, VoidMiddleware):
             return self
         return super().use(seen_by_rows(mw), **options)
+
+    def wrap(self, mw: Any, **options: Any) -> Any:
+        """Return a middleware to call by hand, which returns its way back to call."""
+        wrapped = super().wrap(seen_by_rows(mw), **options)
+        return Wrapped(wrapped.entry, lambda ctx: wrapped(ctx).back)  # type: ignore[arg-type, return-value]
 
     def run(self, max_step: int | None = None) -> None:
         """Run the chain, without a limit if it is DI-engine's default of 10**12 steps."""
@@ -117,8 +123,8 @@ class _GlobalTask:
             ctx: the first context.
             labels: names of this process.
         """
-        options = {} if ctx is None else {"ctx": ctx}
-        self._task = ProgramTask(labels=tuple(labels or ()), **options)  # type: ignore[arg-type]
+        options: dict[str, Any] = {} if ctx is None else {"ctx": ctx}
+        self._task = ProgramTask(labels=tuple(labels or ()), **options)
         return self._task
 
     def void(self) -> VoidMiddleware:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -10,6 +11,7 @@ from typing import Any, Final, overload
 
 import torch
 
+from dmiddleware.pipeline import middleware as declared
 from dmiddleware.pipeline.plan import Group
 from dmiddleware.tree import Batch, as_tree, flatten_lead, items_of, with_columns
 from middleware.base import BaseMiddleware
@@ -19,6 +21,11 @@ __all__ = ["Row", "RowView", "seen_by_rows"]
 
 _STOCK: Final = ("dmiddleware.", "middleware.")
 _FIELDS: Final = ("trajectories", "train_data")
+_WRITES: Final = (
+    *(*_FIELDS, "trajectory_end_idx", "episodes", "collect_kwargs"),
+    *("train_output", "eval_value", "eval_output"),
+)
+"""What a user's middleware may write, as it declares nothing."""
 
 
 class Row(Mapping[str, Any]):
@@ -128,6 +135,7 @@ def seen_by_rows(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     if is_stock or isinstance(function, BaseMiddleware | Group):
         return function
 
+    @declared(writes=_WRITES)
     @wraps(function, updated=())
     def middleware(ctx: Any) -> Iterator[None]:
         with _rows(ctx):
@@ -144,7 +152,12 @@ def seen_by_rows(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @contextmanager
 def _rows(ctx: Any) -> Iterator[None]:
-    """Let the fields of a context be lists of transitions within the block."""
+    """Let the fields of a context be lists of transitions within the block.
+
+    Without an evaluation in the step, ``eval_value`` is -inf there, which users compare.
+    """
+    if is_without_value := hasattr(ctx, "eval_value") and ctx.eval_value is None:
+        ctx.eval_value = -math.inf
     for name in _FIELDS:
         if isinstance(batch := getattr(ctx, name, None), Batch) and "done" in batch:
             setattr(ctx, name, RowView(batch))
@@ -153,6 +166,8 @@ def _rows(ctx: Any) -> Iterator[None]:
     try:
         yield
     finally:
+        if is_without_value and ctx.eval_value == -math.inf:
+            ctx.eval_value = None
         for name in _FIELDS:
             value = getattr(ctx, name, None)
             if isinstance(value, RowView | list):

@@ -16,7 +16,19 @@ VECTOR = {"obs_shape": 4, "action_shape": 2}
 
 def config_of(name):
     model = dict(VECTOR)
-    if name in ("sac", "td3", "ddpg", "d4pg", "tqc", "cql", "td3_bc", "iql", "bcq", "edac"):
+    if name in (
+        "sac",
+        "td3",
+        "ddpg",
+        "d4pg",
+        "tqc",
+        "crossq",
+        "cql",
+        "td3_bc",
+        "iql",
+        "bcq",
+        "edac",
+    ):
         model["action_space"] = "continuous"
     return {"type": name, "model": model}
 
@@ -178,8 +190,10 @@ def test_workers_find_what_they_read_in_the_config_of_any_policy():
             **config_of(name),
             "random_collect_size": 7,
             "collect": {"unroll_len": 3, "model_path": "expert.pth.tar"},
+            "eval": {"batch_size": 5},  # of the loader of a MetricSerialEvaluator
         }
         found = create_policy(cfg).cfg
+        assert found.eval.batch_size == 5
         assert (found.random_collect_size, found.collect.unroll_len) == (7, 3)
         assert found.collect.model_path == "expert.pth.tar"
 
@@ -285,6 +299,13 @@ def test_importance_weights_can_be_ignored(weighted, transitions):
             {"encoder_hidden_sizes": [8, 6], "head_hidden_sizes": [6], "activation": "relu"},
         ),
         (
+            "ppg",
+            {"encoder_hidden_size_list": [8, 6], "share_encoder": True,
+             "actor_head_hidden_size": 6, "critic_head_hidden_size": 5},
+            {"encoder_hidden_sizes": [8, 6], "head_hidden_sizes": [6],
+             "value_head_hidden_sizes": [5]},
+        ),
+        (
             "bcq",
             {"actor_head_hidden_size": [8, 6], "critic_head_hidden_size": [8],
              "vae_hidden_dims": [8, 8], "activation": torch.nn.ReLU()},
@@ -336,6 +357,16 @@ def test_images_have_their_convolutions_in_the_same_list():
     assert names["head.0.weight"] == (32, 32)
 
 
+def test_the_network_of_impala_has_its_sections_in_the_same_list():
+    model = {"obs_shape": [3, 64, 64], "action_shape": 15, "impala_cnn_encoder": True}
+    model |= {"encoder_hidden_size_list": [4, 8], "actor_head_hidden_size": 24}
+    policy = create_policy({"type": "ppg", "model": {**model, "critic_head_hidden_size": 24}})
+    encoder = policy._model.actor.encoder
+    assert [section.first.out_channels for section in encoder.convolutions[:2]] == [4, 8]
+    assert encoder.out_features == 24
+    assert policy.eval_mode.forward(torch.zeros(2, 3, 64, 64))["action"].shape == (2,)
+
+
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
 def test_three_sizes_for_an_image_are_convolutions_and_a_linear_layer(name):
     model = {"obs_shape": [4, 84, 84], "action_shape": 3, "encoder_hidden_size_list": [8, 8, 24]}
@@ -360,6 +391,7 @@ def test_an_encoder_that_no_network_has_is_refused(sizes, word):
     [
         ("dqn", {"bound_type": "tanh"}, "does not bound the means"),
         ("ppo", {"bound_type": "sigmoid"}, "does not bound the means"),
+        ("ppg", {"share_encoder": False}, "reads the actor's features"),
         ("c51", {"n_atomz": 3}, "n_atoms"),
         ("dqn", {"encoder_hidden_size": [8]}, "encoder_hidden_sizes"),
         ("dqn", {"dropout": 0.1}, "network of your own"),
@@ -369,6 +401,18 @@ def test_an_encoder_that_no_network_has_is_refused(sizes, word):
 def test_arguments_that_no_network_has_name_what_to_write(name, given, word):
     with pytest.raises(ConfigError, match=word):
         create_policy({"type": name, "model": {**VECTOR, **given}})
+
+
+@pytest.mark.parametrize(("switch", "weighting"), [(True, "optimistic"), (False, "central")])
+def test_weighted_qmix_takes_the_switch_and_the_shapes_of_the_classic_names(switch, weighting):
+    model = {"agent_num": 2, "obs_shape": 4, "global_obs_shape": 5, "action_shape": 3}
+    model["hidden_size_list"] = [8, 6]
+    learn = {"wqmix_ow": switch, "alpha": 0.75}
+    policy = create_policy({"type": "wqmix", "model": model, "learn": learn}).policy
+    assert (policy.cfg.weighting, policy.cfg.alpha) == (weighting, 0.75)
+    for network in (policy.q.module, policy.central.module):
+        sizes = [x.out_features for x in network.agent.encoder if isinstance(x, nn.Linear)]
+        assert sizes == [8, 6]
 
 
 def test_qmix_without_its_mixing_network_is_vdn():
@@ -452,3 +496,26 @@ def test_such_a_setting_may_say_that_it_is_off(name, given):
 def test_an_algorithm_of_di_engine_that_is_not_here_says_what_to_use(name):
     with pytest.raises(RegistryError, match=r"of DI-engine is not here; .*use"):
         get_policy_cls({"type": name})
+
+
+@pytest.mark.parametrize("name", ["r2d2", "qmix"])
+def test_a_share_of_a_target_moves_it_in_each_update(name):
+    model = {"obs_shape": 4, "action_shape": 2}
+    if name == "qmix":
+        model = {"agent_num": 2, "obs_shape": 3, "global_obs_shape": 5, "action_shape": 2}
+    learn = {"target_update_theta": 0.01}
+    policy = create_policy({"type": name, "model": model, "learn": learn}).policy
+    assert (policy.cfg.target_update_freq, policy.cfg.target_tau) == (1, 0.01)
+
+
+def test_an_interval_of_copies_counts_more_than_a_share():
+    learn = {"target_update_freq": 100, "target_theta": 0.005}
+    policy = create_policy({**config_of("dqn"), "learn": learn}).policy
+    assert (policy.cfg.target_update_freq, policy.cfg.target_tau) == (100, 1.0)
+    policy = create_policy({**config_of("sac"), "learn": {"target_theta": 0.01}}).policy
+    assert policy.cfg.target_tau == 0.01
+
+
+def test_r2d2_has_the_epsilon_of_the_optimizer_there():
+    policy = create_policy({**config_of("r2d2"), "burnin_step": 2}).policy
+    assert (policy.cfg.adam_eps, policy.cfg.burn_in) == (1e-8, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -158,6 +159,38 @@ def test_ppo_loads_a_checkpoint_of_di_engine(shared, tmp_path, ppo_batch):
     logit, value = theirs(obs)
     torch.testing.assert_close(output["logit"], logit)
     torch.testing.assert_close(output["value"], value)
+    policy.learn_mode.forward(ppo_batch(policy))
+
+
+class TheirPPG(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.actor_critic = TheirVAC(sizes, shared=True)
+        self.aux_critic = copy.deepcopy(self.actor_critic.critic)
+
+    def forward(self, obs):
+        encoder, head = self.aux_critic
+        value = head.last(head.main(encoder(obs))).squeeze(-1)
+        return *self.actor_critic(obs), value
+
+
+def test_ppg_loads_a_checkpoint_of_di_engine(tmp_path, ppo_batch):
+    theirs = TheirPPG([16, 8])
+    for parameter in theirs.aux_critic.parameters():
+        nn.init.normal_(parameter)
+    model = {
+        "obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [16, 8],
+        "actor_head_hidden_size": 8, "critic_head_hidden_size": 8, "activation": "relu",
+    }  # fmt: skip
+    policy = create_policy({"type": "ppg", "model": model})
+    loaded(policy, {"model": theirs.state_dict()}, tmp_path)
+    obs = torch.randn(5, 4)
+    output = policy.collect_mode.forward(obs)
+    logit, auxiliary, value = theirs(obs)
+    torch.testing.assert_close(output["logit"], logit)
+    torch.testing.assert_close(output["value"], value)
+    features = policy.policy.model.actor(obs)["features"]
+    torch.testing.assert_close(policy.policy.model.auxiliary(features).squeeze(-1), auxiliary)
     policy.learn_mode.forward(ppo_batch(policy))
 
 

@@ -7,7 +7,8 @@ DequeBuffer BufferedData DequeReplay BufferMiddleware ActionMiddleware
 PriorityExperienceReplay clone_object staleness_check use_time_check group_sample padding
 sample_range_view
 IBuffer NaiveReplayBuffer ElasticReplayBuffer SequenceReplayBuffer EpisodeReplayBuffer
-AdvancedReplayBuffer DequeBufferWrapper BUFFER_REGISTRY create_buffer get_buffer_cls
+AdvancedReplayBuffer PolicyAndValueBuffer DequeBufferWrapper
+BUFFER_REGISTRY create_buffer get_buffer_cls
 BattleEnvManager BattleTimestep GameResult game_result
 """
 

@@ -19,6 +19,7 @@ from dmiddleware.ding.framework.row_view import RowView
 from dmiddleware.ding.program import close_folders
 from dmiddleware.errors import ConfigError, TaskStateError
 from dmiddleware.tree import as_tree
+from middleware import ModelExchanger as CoreModelExchanger
 
 MAIN = {
     "exp_name": "cartpole",
@@ -118,6 +119,39 @@ def test_a_program_learns_as_often_as_its_config_says(tmp_path: Path) -> None:
     program.model.load_state_dict(saved["model"])
 
 
+def test_ppg_learns_from_two_views_of_a_buffer() -> None:
+    import gym
+    from ding.config import compile_config
+    from ding.data import DequeBuffer
+    from ding.data.buffer.middleware import sample_range_view, use_time_check
+    from ding.envs import BaseEnvManagerV2, DingEnvWrapper
+    from ding.framework import OnlineRLContext, task
+    from ding.framework.middleware import OffPolicyLearner, StepCollector, gae_estimator
+    from ding.model import PPG
+    from ding.policy import PPGOffPolicy
+
+    policy_section = {**MAIN["policy"], "learn": {"batch_size": 8, "aux_freq": 2}}  # type: ignore[dict-item]
+    policy_section["learn"]["update_per_collect"] = 2
+    del policy_section["nstep"]
+    main = {**MAIN, "policy": {**policy_section, "other": {}}}
+    cfg = compile_config(main, create_cfg={**CREATE, "policy": {"type": "ppg_offpolicy"}})
+    buffer = DequeBuffer(size=100)
+    views = {"policy": buffer.view(), "value": buffer.view()}
+    views["policy"].use(sample_range_view(views["policy"], start=-8))
+    views["value"].use(use_time_check(views["value"], max_use=100))
+    make_env = [lambda: DingEnvWrapper(gym.make("CartPole-v1"))] * 2
+    with task.start(ctx=OnlineRLContext()):
+        policy = PPGOffPolicy(cfg.policy, model=PPG(**cfg.policy.model))
+        task.use(StepCollector(cfg, policy.collect_mode, BaseEnvManagerV2(env_fn=make_env)))
+        task.use(gae_estimator(cfg, policy.collect_mode, buffer))
+        task.use(OffPolicyLearner(cfg, policy.learn_mode, views))
+        task.run(max_step=3)
+        outputs = task.ctx.train_output
+        assert task.ctx.train_iter == 6
+    assert ["clone_kl" in output for output in outputs] == [False, True]
+    assert len(buffer) == 24
+
+
 def test_a_seed_gives_the_same_data_again() -> None:
     rewards = []
     for _ in range(2):
@@ -184,10 +218,9 @@ def test_the_exchanger_finds_the_policy_of_a_model() -> None:
     from ding.policy import DQNPolicy
 
     model = DQN(4, 2, [16, 8])
-    with pytest.raises(ConfigError, match="before ModelExchanger"):
-        ModelExchanger(model)
+    assert not isinstance(ModelExchanger(model), CoreModelExchanger)
     policy = DQNPolicy({"model": {"obs_shape": 4, "action_shape": 2}}, model=model)
-    assert ModelExchanger(model) is not None
+    assert isinstance(ModelExchanger(model), CoreModelExchanger)
     assert policy is not None
 
 

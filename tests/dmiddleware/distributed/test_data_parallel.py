@@ -12,6 +12,7 @@ from dmiddleware.policy import (
     DecisionTransformerPolicy,
     DQNPolicy,
     IPPOPolicy,
+    PPGPolicy,
     PPOPolicy,
     R2D2Policy,
 )
@@ -146,6 +147,7 @@ def ppo_rows(n, seed):
 LONG = {
     "dqn": (DQNPolicy, rows, {"learning_rate": 1e-3, "target_update_freq": 20}),
     "ppo": (PPOPolicy, ppo_rows, {"target_kl": 100.0, "learning_rate": 1e-3}),
+    "ppg": (PPGPolicy, ppo_rows, {"batch_size": 1000, "aux_freq": 10, "learning_rate": 1e-3}),
 }
 
 
@@ -239,6 +241,8 @@ JOBS = {
     "dqn 40+24": lambda rank: train_long("dqn", rank, 40),
     "ppo 32+32": lambda rank: train_long("ppo", rank, 32),
     "ppo 40+24": lambda rank: train_long("ppo", rank, 40),
+    "ppg 32+32": lambda rank: train_long("ppg", rank, 32),
+    "ppg 40+24": lambda rank: train_long("ppg", rank, 40),
     **{cls: partial(train_masked, cls, split=5) for cls in MASKED},
     "gather": sum_and_gather,
     "half": lambda rank: train_half(rank, overlap=False),

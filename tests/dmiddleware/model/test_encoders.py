@@ -111,6 +111,28 @@ def test_other_convolutions_may_be_chosen():
     assert encoder(torch.zeros(4, 2, 3, 20, 24)).shape == (4, 2, 9)
 
 
+def test_numbers_are_the_residual_sections_of_impala():
+    encoder = ImageEncoder((3, 64, 64), (256,), conv_layers=(16, 32, 32))
+    kinds = [layer for layer in encoder.modules() if isinstance(layer, torch.nn.Conv2d)]
+    assert len(kinds) == 15  # as the paper counts them
+    images = torch.rand(2, 3, 64, 64)
+    features = encoder.convolutions(images)
+    assert features.shape == (2, 32, 8, 8)
+    assert encoder(images).shape == (2, 256)
+    section = encoder.convolutions[0]
+    x = torch.nn.functional.max_pool2d(section.first(images), 3, 2, 1)
+    for block in section.blocks:
+        x = x + block[3](block[1](x.relu()).relu())
+    torch.testing.assert_close(section(images), x)
+    assert features.min() == 0
+
+
+@pytest.mark.parametrize("side", [1, 2, 5, 36, 64])
+def test_sections_and_convolutions_may_be_mixed_for_images_of_any_size(side):
+    encoder = ImageEncoder((1, side + 3, side + 4), (8,), conv_layers=[(6, 4, 1), 4, 5])
+    assert encoder(torch.zeros(2, 1, side + 3, side + 4)).shape == (2, 8)
+
+
 @pytest.mark.parametrize("network", [QNetwork, ActorCritic, RecurrentQNetwork])
 def test_networks_pass_their_convolutions_to_the_encoder(network):
     made = network((1, 10, 10), 3, conv_layers=[(6, 3, 1)])
@@ -160,6 +182,7 @@ def test_convolutions_of_nested_observations_are_for_their_images():
     [
         ([], ValueError, "at least one layer"),
         ([(8, 4)], ValueError, r"\(channels, kernel size, stride\).*got \(8, 4\)"),
+        ([16, 0], ValueError, "conv_layers must be an integer ≥ 1, got 0"),
         ([(8, 0, 1)], ValueError, r"a list of integers ≥ 1, got \(8, 0, 1\)"),
         ([(8, 8, 4), (8, 4, 2)], SpaceError, "at least 20 by 20, got 19 by 30.*conv_layers"),
     ],

@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from dmiddleware.model import MLP, NoisyLinear, NoisyMLP, activation_of, orthogonal_init
+from dmiddleware.model import (
+    MLP,
+    BatchRenorm,
+    NoisyLinear,
+    NoisyMLP,
+    activation_of,
+    orthogonal_init,
+)
 
 pytestmark = pytest.mark.usefixtures("either_torch")
 
@@ -76,7 +83,11 @@ def test_an_unknown_activation_is_rejected_with_the_nearest():
         ((4, 8), {}, r"hidden_sizes must be a list of integers ≥ 1, got 8"),
         ((4, "8"), {}, r"hidden_sizes must be a list of integers ≥ 1, got the text '8'"),
         ((4, (8,)), {"out_features": 0}, r"out_features must be an integer ≥ 1, got 0"),
-        ((4, (8,)), {"norm": "batch"}, r"norm must be 'layer' or None, got 'batch'"),
+        (
+            (4, (8,)),
+            {"norm": "batch"},
+            r"norm must be one of 'layer', 'batch_renorm' or None, got 'batch'",
+        ),
         ((4, (8,)), {"init": "zeros"}, r"init must be 'orthogonal' or None, got 'zeros'"),
     ],
 )
@@ -166,3 +177,108 @@ def test_each_layer_of_a_noisy_mlp_has_its_part_of_the_noise():
     hidden = mlp[1](mlp[0](x, noise[:12])).relu()
     torch.testing.assert_close(mlp(x, noise), mlp[3](hidden, noise[12:]))
     torch.testing.assert_close(mlp(x), mlp(x, torch.zeros(mlp.n_noise)))
+
+
+def seen(layer: BatchRenorm, x: torch.Tensor, n: int) -> BatchRenorm:
+    """Return the layer after it has seen the same batch in training mode."""
+    for _ in range(n):
+        layer.train()(x)
+    return layer
+
+
+def scaled(layer: BatchRenorm) -> BatchRenorm:
+    with torch.no_grad():
+        layer.weight.uniform_(0.5, 2.0)
+        layer.bias.uniform_(-1.0, 1.0)
+    return layer
+
+
+def test_renormalization_starts_as_batch_normalization():
+    layer = scaled(BatchRenorm(3))
+    plain = nn.BatchNorm1d(3, eps=1e-3, momentum=0.01)
+    plain.load_state_dict({"weight": layer.weight, "bias": layer.bias}, strict=False)
+    x = (5 + 3 * torch.randn(40, 3)).requires_grad_()
+    for _ in range(4):
+        torch.testing.assert_close(layer(x), plain(x), rtol=1e-4, atol=1e-5)
+    gradients = [torch.autograd.grad(f(x).square().sum(), x)[0] for f in (layer, plain)]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(layer.mean, plain.running_mean)
+    # The running variance of torch is that of a sample, 40 / 39 of it.
+    biased = 1 + (plain.running_var - plain.running_var.new_tensor(0.99**5)) * 39 / 40
+    torch.testing.assert_close(layer.variance - 0.99**5 + 1, biased, rtol=1e-4, atol=1e-5)
+    assert layer.n_batches == 5
+
+
+def test_renormalization_corrects_towards_the_running_statistics():
+    layer, x = scaled(BatchRenorm(4)), torch.randn(50, 4)
+    layer.n_batches.fill_(100_000)
+    layer.mean.copy_(torch.tensor([0.0, 0.5, 40.0, -0.1]))
+    layer.variance.copy_(torch.tensor([1.0, 2.0, 1.0, 1e4]))
+    mean, variance = layer.mean.clone(), layer.variance.clone()
+    got = layer(x)
+    for feature in range(4):
+        center, std = x[:, feature].mean(), (x[:, feature].var(correction=0) + 1e-3).sqrt()
+        running = (variance[feature] + 1e-3).sqrt()
+        r = (std / running).clamp(1 / 3, 3)  # algorithm 1
+        d = ((center - mean[feature]) / running).clamp(-5, 5)
+        hat = (x[:, feature] - center) / std * r + d
+        wanted = layer.weight[feature] * hat + layer.bias[feature]
+        torch.testing.assert_close(got[:, feature], wanted, rtol=1e-4, atol=1e-5)
+    # Within the bounds, it is what eval mode computes.
+    layer.mean.copy_(mean)
+    layer.variance.copy_(variance)
+    torch.testing.assert_close(layer.eval()(x)[:, :2], got[:, :2], rtol=1e-4, atol=1e-5)
+
+
+def test_the_correction_has_no_gradient():
+    layer, x = BatchRenorm(2), torch.randn(30, 2).requires_grad_()
+    layer.n_batches.fill_(100_000)
+    layer.mean.fill_(0.3)
+    (gradient,) = torch.autograd.grad(layer(x).sum(), x)
+    torch.testing.assert_close(gradient, torch.zeros(30, 2), rtol=0, atol=1e-5)
+
+
+def test_eval_mode_uses_and_keeps_the_running_statistics():
+    layer = seen(BatchRenorm(3), 2 + torch.randn(64, 3), 600).eval()
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    assert {"mean", "variance", "n_batches"} < before.keys()
+    x = torch.randn(5, 3)
+    wanted = (x - layer.mean) / (layer.variance + 1e-3).sqrt()
+    torch.testing.assert_close(layer(x), wanted)
+    torch.testing.assert_close(layer(x[:1]), wanted[:1])
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_layers_that_are_computed_together_have_their_own_statistics():
+    together, x = (
+        BatchRenorm(3, n_layers=2),
+        torch.randn(2, 40, 3) * torch.tensor([[[1.0]], [[9.0]]]),
+    )
+    got = together(x)
+    for at in range(2):
+        alone = BatchRenorm(3)
+        torch.testing.assert_close(got[at], alone(x[at]))
+        torch.testing.assert_close(together.variance[at, 0], alone.variance)
+
+
+def test_leading_dimensions_are_all_rows():
+    x = torch.randn(4, 5, 3)
+    torch.testing.assert_close(BatchRenorm(3)(x), BatchRenorm(3)(x.flatten(0, 1)).view(4, 5, 3))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_does_not_reach_the_running_statistics(value: float):
+    layer, x = BatchRenorm(2), torch.randn(8, 2)
+    x[3, 0] = value
+    layer(x)
+    assert (layer.mean[0], layer.variance[0]) == (0.0, 1.0)
+    assert layer.mean[1] != 0.0
+    assert layer.mean.isfinite().all()
+
+
+def test_an_mlp_renormalizes_its_input_and_what_its_activations_return():
+    mlp = MLP(4, (8, 6), out_features=2, norm="batch_renorm")
+    assert kinds(mlp) == [
+        "BatchRenorm", "Linear", "ReLU", "BatchRenorm", "Linear", "ReLU", "BatchRenorm", "Linear"
+    ]  # fmt: skip

@@ -75,7 +75,7 @@ def test_import_names_import_custom_networks(tmp_path, monkeypatch):
 def test_the_public_names_are_these():
     assert set(model.__all__) == {
         "action_mask_of", "masked_logit", "QNetwork", "Actor", "ActorCritic", "ActorQ",
-        "CategoricalActorQ", "Network",
+        "FeatureActor", "PhasicActorCritic", "CategoricalActorQ", "Network",
         "CategoricalQNetwork", "QuantileQNetwork", "GaussianActor", "QEnsemble", "EnsembleLinear",
         "BCQNetwork", "ActionVAE", "Perturbation", "HybridQNetwork", "ParameterActor",
         "DecisionTransformer", "ActorQV", "BoundedGaussianActor", "StateValue",
@@ -83,7 +83,9 @@ def test_the_public_names_are_these():
         "NoisyLinear", "NoisyMLP",
         "RecurrentNetwork", "RecurrentActorCritic", "RecurrentQNetwork", "RecurrentCore",
         "CoreKind", "ConvLayers",
+        "BatchRenorm",
         "MLP", "VectorEncoder", "OneHotEncoder", "ImageEncoder", "NestedEncoder", "make_encoder",
+        "ResidualSection",
         "MODEL_REGISTRY", "create_model",
         "ObsShape", "ActionKind",
         "as_obs_shape", "obs_shape_of", "action_shape_of", "action_kind_of",
@@ -91,7 +93,7 @@ def test_the_public_names_are_these():
         "Init", "Norm", "activation_of", "orthogonal_init",
         "AgentActorCritic",
         "CentralizedActorCritic",
-        "QMIXNetwork",
+        "QMIXNetwork", "CentralQNetwork", "WQMIXNetwork",
         "TeamNetwork",
         "VDNNetwork",
         "team_shapes",

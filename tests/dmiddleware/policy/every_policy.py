@@ -15,6 +15,7 @@ from dmiddleware.policy import (
     BCQPolicy,
     C51Policy,
     CQLPolicy,
+    CrossQPolicy,
     D4PGPolicy,
     DatasetNormSettings,
     DDPGPolicy,
@@ -31,10 +32,13 @@ from dmiddleware.policy import (
     IQNPolicy,
     MAPPOPolicy,
     MDQNPolicy,
+    OffPolicyPPGPolicy,
     OffPolicyPPOPolicy,
     PDQNPolicy,
     PGPolicy,
+    PPGPolicy,
     PPOPolicy,
+    PQNPolicy,
     QMIXPolicy,
     QRDQNPolicy,
     R2D2Policy,
@@ -46,6 +50,7 @@ from dmiddleware.policy import (
     TD3Policy,
     TQCPolicy,
     VDNPolicy,
+    WQMIXPolicy,
 )
 from dmiddleware.rl import discounted_return, with_returns_to_go
 from dmiddleware.rollout import RolloutCollector
@@ -71,6 +76,7 @@ DISCRETE: list[Any] = [
 CONTINUOUS: list[Any] = [
     SACPolicy,
     TQCPolicy,
+    CrossQPolicy,
     DDPGPolicy,
     D4PGPolicy,
     TD3Policy,
@@ -80,17 +86,27 @@ CONTINUOUS: list[Any] = [
     EDACPolicy,
     IQLPolicy,
 ]
-ON_POLICY: list[Any] = [PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy]
+ON_POLICY: list[Any] = [
+    PPOPolicy,
+    PPGPolicy,
+    PGPolicy,
+    A2CPolicy,
+    IMPALAPolicy,
+    PQNPolicy,
+    RecurrentPPOPolicy,
+]
 CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
-BUFFERED_PPO: list[Any] = [OffPolicyPPOPolicy]
+BUFFERED_PPO: list[Any] = [OffPolicyPPOPolicy, OffPolicyPPGPolicy]
 HYBRID: list[Any] = [PDQNPolicy]
-TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, IPPOPolicy, MAPPOPolicy]
+TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, WQMIXPolicy, IPPOPolicy, MAPPOPolicy]
 EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *BUFFERED_PPO, *HYBRID, *CLONING, *TEAMS]
 
 ONE_OF_A_KIND: list[Any] = [DQNPolicy, R2D2Policy, SACPolicy, PPOPolicy, BCPolicy, QMIXPolicy]
 """Policies that stand for the others in ``make test``, where a test of all of them is expensive."""
 
 N_ENVS = 2
+_MODELS: dict[Any, dict[str, Any]] = {CrossQPolicy: {"critic_hidden_sizes": [64, 64]}}
+"""Smaller networks than a paper's, where its own would make the tests slow."""
 
 
 def others_are_slow(policies: list[Any]) -> list[object]:
@@ -134,7 +150,7 @@ def env_for(cls: Any) -> gym.Env[Any, Any]:
 
 def made(cls: Any, **options: Any) -> Any:
     """Return a policy of this class; one that normalizes by its data set has seen one."""
-    policy = cls.for_env(env_for(cls), **{"seed": 0, **options})
+    policy = cls.for_env(env_for(cls), **{"seed": 0, "model": _MODELS.get(cls), **options})
     if issubclass(cls.settings_class(), DatasetNormSettings):
         policy.observe(collected(made(SACPolicy))["obs"])  # they do not depend on the policy
     return policy
@@ -166,7 +182,9 @@ def on_policy_batch(policy: Any, rows: Batch) -> Batch:
     if isinstance(policy, PGPolicy):
         columns = (rows["reward"], rows["terminated"], rows["done"])
         rows = with_columns(rows, ret=discounted_return(*columns, discount=policy.discount))
-    elif not policy.learns_from_trajectories:
+    elif policy.learns_from_trajectories:
+        rows = policy.spec.add_targets(rows)
+    else:
         rows = AdvantageEstimator(policy.learn_mode, user="the test")(rows)
     return rows if policy.minibatch_unit == "lanes" else flatten_lead(rows, 2)
 

@@ -27,6 +27,7 @@ from dmiddleware.policy import (
     BCQPolicy,
     C51Policy,
     CQLPolicy,
+    CrossQPolicy,
     D4PGPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
@@ -40,9 +41,12 @@ from dmiddleware.policy import (
     IQLPolicy,
     IQNPolicy,
     MDQNPolicy,
+    OffPolicyPPGPolicy,
     OffPolicyPPOPolicy,
     PGPolicy,
+    PPGPolicy,
     PPOPolicy,
+    PQNPolicy,
     QRDQNPolicy,
     R2D2Policy,
     RainbowPolicy,
@@ -70,6 +74,7 @@ VALUE_BASED = [
     DiscreteCQLPolicy,
     RainbowPolicy,
     R2D2Policy,
+    PQNPolicy,
 ]
 DISCRETE = [*VALUE_BASED, DiscreteSACPolicy]
 CONTINUOUS = [
@@ -78,6 +83,7 @@ CONTINUOUS = [
     DDPGPolicy,
     D4PGPolicy,
     TQCPolicy,
+    CrossQPolicy,
     TD3BCPolicy,
     CQLPolicy,
     BCQPolicy,
@@ -86,7 +92,7 @@ CONTINUOUS = [
 ]
 ANY_ACTION = [
     *(PPOPolicy, PGPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy, OffPolicyPPOPolicy),
-    BCPolicy,
+    *(PPGPolicy, OffPolicyPPGPolicy, BCPolicy),
 ]
 STOCK = [*DISCRETE, *CONTINUOUS, *ANY_ACTION, DecisionTransformerPolicy]
 """Every stock policy of a single agent."""
@@ -109,8 +115,8 @@ def learnable(policy: Any, rows: Batch) -> Batch:
             rows = with_returns_to_go(rows)
         return sampled(rows, **options)
     if policy.learns_from_trajectories:
-        return rows
-    if "ret" in policy.learn_columns:
+        rows = policy.spec.add_targets(rows)
+    elif "ret" in policy.learn_columns:
         adv = torch.linspace(-1.0, 1.0, rows["done"].numel()).reshape(rows["done"].shape)
         rows = as_tree({**{name: rows[name] for name in rows}, "adv": adv, "ret": adv})
     if policy.on_policy:
@@ -148,6 +154,8 @@ def one_round(
     with make_env_manager(make_env, env_num=1, seed=0, mode=mode, max_retry=0) as envs:
         if cls is R2D2Policy:
             options = {"burn_in": 2, **options}
+        elif cls is CrossQPolicy:
+            options = {"model": {"critic_hidden_sizes": [64]}, **options}
         policy = cls.for_env(envs, seed=0, **options)
         rows = policy.train_batch(RolloutCollector(policy, envs).collect(48))
         if getattr(policy.cfg, "obs_norm", False):

@@ -24,6 +24,7 @@ from dmiddleware.policy import (
     IQLPolicy,
     ObsNormSettings,
     PGPolicy,
+    PPGPolicy,
     PPOPolicy,
     SACPolicy,
     TD3BCPolicy,
@@ -102,6 +103,13 @@ class Of(nn.Module):
             self.add_module(name, module)
 
 
+class Phasic(Of):
+    """An actor with features, an auxiliary value of these, and a critic."""
+
+    def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logit": self.actor(obs)["logit"], "value": self.critic(obs)}
+
+
 class WithSupport(Of):
     """Submodules, and the returns that the atoms of a critic stand for."""
 
@@ -125,6 +133,9 @@ NETWORKS: dict[Any, Callable[[], nn.Module]] = {
     IQLPolicy: lambda: Of(actor=gaussian(), critic=Critics(2), value=Value()),
     DiscreteSACPolicy: lambda: Of(actor=Outputs(logit=N_CHOICES), critic=ChoiceCritics()),
     PPOPolicy: lambda: Outputs(logit=N_CHOICES, value=None),
+    PPGPolicy: lambda: Phasic(
+        actor=Outputs(logit=N_CHOICES, features=N_OBS), auxiliary=Value(), critic=Value()
+    ),
     A2CPolicy: lambda: Outputs(logit=N_CHOICES, value=None),
     IMPALAPolicy: lambda: Outputs(logit=N_CHOICES, value=None),
     BCPolicy: lambda: Outputs(logit=N_CHOICES),
@@ -158,7 +169,7 @@ def test_submodules_serve_without_an_env_too(cls: Any) -> None:
     policy = cls({"seed": 0, **options}, model=NETWORKS[cls]())
     policy.check_spaces(BOX, action_space_of(cls))
     action = policy.eval_mode.forward(torch.zeros(4, N_OBS))["action"]
-    assert action.shape == ((4,) if cls is DiscreteSACPolicy else (4, N_ACTIONS))
+    assert action.shape == ((4,) if cls in (DiscreteSACPolicy, PPGPolicy) else (4, N_ACTIONS))
 
 
 @pytest.mark.parametrize("cls", NORMALIZING)

@@ -18,6 +18,7 @@ from dmiddleware.policy import (
     C51Policy,
     Component,
     CQLPolicy,
+    CrossQPolicy,
     D4PGPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
@@ -34,6 +35,7 @@ from dmiddleware.policy import (
     MDQNPolicy,
     ObsNormSettings,
     Policy,
+    PPGPolicy,
     PPOPolicy,
     QMIXPolicy,
     QRDQNPolicy,
@@ -66,7 +68,7 @@ PLAIN = [
     RainbowPolicy,
     DiscreteSACPolicy,
 ]
-CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, D4PGPolicy, TD3Policy]
+CONTINUOUS = [SACPolicy, TQCPolicy, CrossQPolicy, DDPGPolicy, D4PGPolicy, TD3Policy]
 OFFLINE = [CQLPolicy, TD3BCPolicy, BCQPolicy, EDACPolicy]
 TEAMS = [VDNPolicy, QMIXPolicy]
 
@@ -340,7 +342,9 @@ def test_any_algorithm_can_normalize(cls: Any) -> None:
             assert torch.equal(outputs[name], wanted[name])
 
 
-@pytest.mark.parametrize("cls", [PPOPolicy, A2CPolicy, RecurrentPPOPolicy, IPPOPolicy, MAPPOPolicy])
+@pytest.mark.parametrize(
+    "cls", [PPOPolicy, PPGPolicy, A2CPolicy, RecurrentPPOPolicy, IPPOPolicy, MAPPOPolicy]
+)
 def test_on_policy_algorithms_normalize_once(cls: Any) -> None:
     policy, twin = (every_policy.made(cls, obs_norm=flag) for flag in (True, False))
     rows_of_it = every_policy.collected(policy)
@@ -349,7 +353,7 @@ def test_on_policy_algorithms_normalize_once(cls: Any) -> None:
     seen = normalized(policy, estimated)
     again = AdvantageEstimator(twin.learn_mode, user="the test")(normalized(policy, rows_of_it))
     torch.testing.assert_close(again["adv"], estimated["adv"])
-    if policy.minibatch_unit == "rows":
+    if policy.minibatch_unit != "lanes":
         estimated, seen = flatten_lead(estimated, 2), flatten_lead(seen, 2)
     for _ in range(2):
         loss = policy.learn_mode.forward(estimated)["total_loss"]

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch.distributions import Bernoulli as TorchBernoulli
 from torch.distributions import Categorical as TorchCategorical
-from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
+from torch.distributions import (
+    Independent,
+    Normal,
+    TanhTransform,
+    TransformedDistribution,
+    kl_divergence,
+)
 
 from dmiddleware.data import as_tree
 from dmiddleware.errors import StructureError
@@ -210,6 +216,39 @@ def test_a_hybrid_sums_over_its_parts():
     assert torch.equal(distribution.mode()["bits"], parts["bits"].mode())
 
 
+def test_divergences_agree_with_torch():
+    logits, (mu, nu) = randn(2, 6, 5), randn(2, 6, 5)
+    sigma, tau = randn(2, 6, 5).exp()
+    bits = [Independent(TorchBernoulli(logits=logit), 1) for logit in logits]
+    normals = [Independent(Normal(*moments), 1) for moments in ((mu, sigma), (nu, 2 * tau))]
+    of_parts = zip(*(logit.split([2, 3], -1) for logit in logits), strict=True)
+    parts = [kl_divergence(*map(categorical, both)) for both in of_parts]
+    wanted = {
+        "one choice": kl_divergence(*map(categorical, logits)),
+        "several": sum(parts),
+        "bits": kl_divergence(*bits),
+        "gaussian": kl_divergence(*normals),
+    }
+    gaussians = Gaussian(mu, sigma), Gaussian(nu, 2 * tau)
+    pairs = {
+        "one choice": [Categorical(logit) for logit in logits],
+        "several": [MultiCategorical(logit, (2, 3)) for logit in logits],
+        "bits": [Bernoulli(logit) for logit in logits],
+        "gaussian": gaussians,
+    }
+    for name, (here, there) in pairs.items():
+        torch.testing.assert_close(here.kl_divergence(there), wanted[name])
+        assert here.kl_divergence(here).abs().max() < 1e-12
+    squashed = TanhGaussian(mu, sigma).kl_divergence(TanhGaussian(nu, 2 * tau))
+    torch.testing.assert_close(squashed, wanted["gaussian"])
+    here, there = ({name: pair[side] for name, pair in pairs.items()} for side in (0, 1))
+    torch.testing.assert_close(Hybrid(here).kl_divergence(Hybrid(there)), sum(wanted.values()))
+
+
+def categorical(logit):
+    return TorchCategorical(logits=logit)
+
+
 def test_a_hybrid_rejects_an_action_of_other_parts():
     with pytest.raises(StructureError, match="has the parts bits, but the distribution has"):
         hybrid().log_prob(as_tree({"bits": torch.zeros(7, 4)}))
@@ -263,8 +302,10 @@ def test_entropies_and_gradients_stay_finite_under_a_mask(name):
         logit = torch.randn(3, 4, generator=seeded()).requires_grad_()
         distribution = make(logit, torch.tensor(mask).expand(3, 4))
         raw = distribution.sample(seeded())
-        (distribution.entropy().sum() + distribution.log_prob(raw).sum()).backward()
-        assert torch.isfinite(distribution.entropy()).all()
+        divergence = make(randn(3, 4), torch.tensor(mask).expand(3, 4)).kl_divergence(distribution)
+        summed = distribution.entropy() + distribution.log_prob(raw) + divergence
+        summed.sum().backward()
+        assert torch.isfinite(summed).all()
         assert torch.isfinite(logit.grad).all()
 
 

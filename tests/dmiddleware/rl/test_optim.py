@@ -87,6 +87,8 @@ def test_a_parameter_without_gradient_is_left_alone(pair):
         make_step(model, optimizer)
         train(model, optimizer, 3)
     assert_same(ours, theirs)
+    counts = [slots["step"].item() for slots in fast.state_dict()["state"].values()]
+    assert counts == [7, 7, 6, 6]
 
 
 def test_a_group_that_is_added_is_trained_with_its_own_rate(pair):
@@ -137,12 +139,15 @@ def test_ordinary_steps_and_those_of_an_update_share_their_state(pair):
     assert_same(ours, theirs)
 
 
+@pytest.mark.parametrize("has_unused", [False, True])
 @pytest.mark.parametrize("n_before", [0, 3])
-def test_a_skipped_step_changes_nothing_and_is_not_counted(pair, n_before):
+def test_a_skipped_step_changes_nothing_and_is_not_counted(pair, n_before, has_unused):
     ours, fast, *_ = pair
     train(ours, fast, n_before)
     before = copy.deepcopy((list(ours.parameters()), fast.state_dict()["state"]))
     gradients = [torch.full_like(parameter, float("nan")) for parameter in ours.parameters()]
+    if has_unused:
+        gradients[1] = None
     fast.apply(gradients, torch.ones(()))
     parameters, state = before
     assert all(map(torch.equal, ours.parameters(), parameters))

@@ -4,7 +4,8 @@ import dmiddleware.rl as rl
 def test_the_public_names_are_these():
     assert set(rl.__all__) == {
         "gae", "Advantage", "nstep_return", "NStepReturn", "take_rows",
-        "discounted_return", "explained_variance", "discounted_scan", "vtrace", "VTrace",
+        "discounted_return", "lambda_return", "explained_variance", "discounted_scan",
+        "vtrace", "VTrace",
         "with_nstep_returns", "with_advantages", "with_returns_to_go", "episode_cuts",
         "categorical_target", "clipped_share", "quantile_huber_loss", "taken_rows",
         "td_target", "q_target", "td_loss", "ensemble_td_loss", "weighted_mean", "TDLoss",

@@ -13,6 +13,7 @@ from dmiddleware.errors import StructureError
 from dmiddleware.rl import (
     discounted_return,
     gae,
+    lambda_return,
     nstep_return,
     take_rows,
 )
@@ -452,3 +453,43 @@ def test_all_returns_are_the_same_on_a_gpu(width):
     there = every_function(reward.cuda(), terminated.cuda(), done.cuda())
     for on_cpu, on_gpu in zip(here, there, strict=True):
         torch.testing.assert_close(on_cpu(), on_gpu(), check_device=False)
+
+
+def literal_lambda_return(env: Rollout, discount: float, trace_decay: float) -> list[float]:
+    """Return the weighted mean of the n-step returns of each row (equation 12.3 of the book)."""
+    returns = []
+    for start in range(len(env.reward)):
+        total, power, weight, mean = 0.0, 1.0, 1.0, 0.0
+        for t in range(start, len(env.reward)):
+            total += power * env.reward[t]
+            power *= discount
+            nstep = total + (0.0 if env.terminated[t] else power * env.next_value[t])
+            if env.done[t] or t == len(env.reward) - 1:
+                mean += weight * nstep
+                break
+            mean += weight * (1.0 - trace_decay) * nstep
+            weight *= trace_decay
+        returns.append(mean)
+    return returns
+
+
+@settings(deadline=None, max_examples=60)
+@given(rollout=rollouts(), discount=fractions, trace_decay=fractions)
+def test_a_lambda_return_is_the_weighted_mean_of_the_nstep_returns(rollout, discount, trace_decay):
+    reward, _, *others = rollout
+    got = lambda_return(reward, *others, discount=discount, trace_decay=trace_decay)
+    expected = [literal_lambda_return(env, discount, trace_decay) for env in columns(rollout)]
+    torch.testing.assert_close(as_columns(got), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_lambda_return_does_not_read_the_next_value_of_a_terminated_step():
+    ended = torch.ones(1, dtype=torch.bool)
+    one = torch.ones(1)
+    got = lambda_return(one, one * torch.nan, ended, ended, discount=0.9, trace_decay=0.9)
+    assert got.tolist() == [1.0]
+
+
+def test_a_lambda_return_refuses_what_is_not_a_fraction():
+    one, no = torch.ones(1), torch.zeros(1, dtype=torch.bool)
+    with pytest.raises(ValueError, match="trace_decay"):
+        lambda_return(one, one, no, no, discount=0.9, trace_decay=1.5)

@@ -249,6 +249,41 @@ def test_an_on_policy_algorithm_learns_from_what_was_collected():
     assert checkpoint.name == "iteration_12.safetensors"
 
 
+def test_ppg_makes_its_own_minibatches_of_what_was_collected():
+    create = {"env": {"type": "CartPole-v1"}, "policy": {"type": "ppg"}}
+    main = main_config(on_policy=True, learn={"aux_freq": 2, "critic_epoch_per_collect": 3})
+    policy = serial_run(main, create, max_train_iter=2)
+    state = load_checkpoint("trial/ckpt_learner/iteration_2.safetensors")
+    assert state["last_step"] == 32
+    steps = {name: slots["state"]["0"]["step"] for name, slots in state["optimizer"].items()}
+    # Two collections of 16 samples in minibatches of 8, and six passes over all of them.
+    assert steps == {"actor": 2 * 2 + 6 * 4, "auxiliary": 6 * 4, "critic": 2 * 2 * 3 + 6 * 4}
+    assert policy.get_attribute("train_iter") == 2
+
+
+def test_ppg_learns_from_two_buffers(monkeypatch, caplog):
+    batches = []
+    train = BaseLearner.train
+
+    def noted(learner, samples, *args, **kwargs):
+        batches.append(samples)
+        return train(learner, samples, *args, **kwargs)
+
+    monkeypatch.setattr(BaseLearner, "train", noted)
+    main = main_config(learn={"aux_freq": 2, "epochs_aux": 6})
+    sizes = {"policy": {"replay_buffer_size": 16}, "value": {"replay_buffer_size": 64}}
+    main["policy"]["other"] = {"replay_buffer": {"multi_buffer": True, **sizes}}
+    create = {**CREATE, "policy": {"type": "ppg_offpolicy"}}
+    create["replay_buffer"] = {name: {"type": "advanced"} for name in sizes}
+    serial_run(main, create, max_train_iter=8)
+    assert len(batches) == 8
+    assert all({*row["valued_rows"]} == {"obs", "ret"} for batch in batches for row in batch)
+    assert "learn.epochs_aux (learn.aux_train_epoch counts)" in caplog.text
+    create["replay_buffer"]["value"]["type"] = "naive"
+    with pytest.raises(ConfigError, match="multi_buffer"):
+        serial_run(main, create, max_train_iter=8)
+
+
 def test_learning_waits_until_there_is_a_batch():
     main = main_config(collect={"n_sample": 4}, learn={"batch_size": 8, "update_per_collect": 1})
     serial_run(main, CREATE, max_train_iter=1)

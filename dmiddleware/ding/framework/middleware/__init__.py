@@ -12,12 +12,18 @@ from dmiddleware.ding.framework.middleware.collecting import (
     interaction_evaluator,
     interaction_evaluator_ttorch,
 )
+from dmiddleware.ding.framework.middleware.exchanging import (
+    ContextExchanger,
+    ModelExchanger,
+    PeriodicalModelExchanger,
+)
 from dmiddleware.ding.framework.middleware.learning import (
     HERLearner,
     OffPolicyLearner,
     buffer_saver,
     data_pusher,
     gae_estimator,
+    her_data_enhancer,
     montecarlo_return_estimator,
     multistep_trainer,
     nstep_reward_enhancer,
@@ -31,9 +37,6 @@ from dmiddleware.ding.framework.middleware.learning import (
 )
 from dmiddleware.ding.framework.middleware.recording import (
     CkptSaver,
-    ContextExchanger,
-    ModelExchanger,
-    PeriodicalModelExchanger,
     ddp_termination_checker,
     epoch_timer,
     final_ctx_saver,
@@ -42,6 +45,11 @@ from dmiddleware.ding.framework.middleware.recording import (
     termination_checker,
     wandb_offline_logger,
     wandb_online_logger,
+)
+from dmiddleware.ding.framework.middleware.transitions import (
+    TransitionList,
+    inferencer,
+    rolloutor,
 )
 
 offline_data_fetcher_from_mem = offline_data_fetcher
@@ -55,6 +63,7 @@ __all__ = [
     "OffPolicyLearner",
     "PeriodicalModelExchanger",
     "StepCollector",
+    "TransitionList",
     "buffer_saver",
     "data_pusher",
     "ddp_termination_checker",
@@ -63,6 +72,8 @@ __all__ = [
     "eps_greedy_masker",
     "final_ctx_saver",
     "gae_estimator",
+    "her_data_enhancer",
+    "inferencer",
     "interaction_evaluator",
     "interaction_evaluator_ttorch",
     "montecarlo_return_estimator",
@@ -76,6 +87,7 @@ __all__ = [
     "online_logger",
     "priority_calculator",
     "reward_estimator",
+    "rolloutor",
     "sqil_data_pusher",
     "termination_checker",
     "trainer",
@@ -86,10 +98,6 @@ __all__ = [
 REFUSED = {
     "PPOFStepCollector": "it serves PPOF alone; use StepCollector with PPOPolicy",
     "ppof_adv_estimator": "it serves PPOF alone; use gae_estimator with PPOPolicy",
-    "inferencer": "collecting is one step here; use StepCollector or EpisodeCollector",
-    "rolloutor": "collecting is one step here; use StepCollector or EpisodeCollector",
-    "TransitionList": "collectors return batches here; ctx.trajectories can be read as a list",
-    "her_data_enhancer": "use HERLearner",
     "OfflineMemoryDataFetcher": "use offline_data_fetcher; a dataset is in memory here",
     "Barrier": "use middleware.Barrier",
     "BarrierRuntime": "use middleware.Barrier",

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any, Final
 
 from easydict import EasyDict
 
+from dmiddleware.ding.framework.middleware.transitions import (
+    collect_transitions,
+    evaluate_transitions,
+    is_of_program,
+)
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
+from dmiddleware.pipeline import Middleware
 from dmiddleware.pipeline import middleware as declared
 from dmiddleware.policy import spec_of
 from dmiddleware.schedule import Schedule
@@ -33,19 +40,22 @@ _NEVER: Final = 1e9
 
 
 def StepCollector(  # noqa: N802 (DI-engine's name)
-    cfg: EasyDict, policy: Any, env: BaseEnvManager, random_collect_size: int = 0
-) -> CoreStepCollector:
+    cfg: EasyDict, policy: Any, env: Any, random_collect_size: int = 0
+) -> Middleware[Any]:
     """Collect ``cfg.policy.collect.n_sample`` sequences of ``unroll_len`` steps in each step.
 
     Args:
         cfg: the compiled config.
-        policy: the policy or its collect mode.
+        policy: the policy or its collect mode; with one of the program's own, ``ctx.trajectories``
+            is a list of transitions.
         env: the envs.
         random_collect_size: env steps with random actions at the start.
     """
     collect = cfg.policy.collect
     if collect.get("n_sample") is None:
         raise ConfigError("StepCollector needs policy.collect.n_sample, which the config lacks")
+    if is_of_program(policy, env):
+        return collect_transitions(cfg, policy, env, random_collect_size, episodes=False)
     n_sample = collect.n_sample * collect.get("unroll_len", 1)
     random_steps = int(random_collect_size or 0)
     if random_steps and spec_of(policy, user="StepCollector").on_policy:
@@ -55,9 +65,11 @@ def StepCollector(  # noqa: N802 (DI-engine's name)
 
 
 def EpisodeCollector(  # noqa: N802 (DI-engine's name)
-    cfg: EasyDict, policy: Any, env: BaseEnvManager, random_collect_size: int = 0
-) -> CoreEpisodeCollector:
+    cfg: EasyDict, policy: Any, env: Any, random_collect_size: int = 0
+) -> Middleware[Any]:
     """Collect ``cfg.policy.collect.n_episode`` whole episodes in each step."""
+    if is_of_program(policy, env):
+        return collect_transitions(cfg, policy, env, random_collect_size, episodes=True)
     if random_collect_size:
         raise ConfigError(
             "EpisodeCollector has no random_collect_size here; use StepCollector, or leave it out"
@@ -65,17 +77,27 @@ def EpisodeCollector(  # noqa: N802 (DI-engine's name)
     return CoreEpisodeCollector(policy, env, n_episode=cfg.policy.collect.n_episode)
 
 
+class _EpsGreedyHandler(EpsGreedyHandler):
+    """Sets ε on the way forward, and takes it back on the way back."""
+
+    def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:  # type: ignore[override]
+        """Set ε."""
+        super().__call__(ctx)
+        yield
+        ctx.collect_kwargs.pop("eps", None)
+
+
 def eps_greedy_handler(cfg: EasyDict) -> EpsGreedyHandler:
     """Set ε as ``cfg.policy.other.eps`` says."""
-    return EpsGreedyHandler(Schedule.of(dict(cfg.policy.other.eps)))
+    return _EpsGreedyHandler(Schedule.of(dict(cfg.policy.other.eps)))
 
 
 def eps_greedy_masker() -> Any:
-    """Let the collectors that follow act without random actions."""
+    """Let the collectors that follow act without random actions, by an ε of -1."""
 
     @declared(roles=(Role.COLLECTOR,), writes=("collect_kwargs",))
     def mask(ctx: OnlineRLContext) -> None:
-        ctx.collect_kwargs["eps"] = 0.0
+        ctx.collect_kwargs["eps"] = -1
 
     return mask
 
@@ -93,8 +115,8 @@ class _Evaluator(InteractionEvaluator):
 
 
 def interaction_evaluator(
-    cfg: EasyDict, policy: Any, env: BaseEnvManager, render: bool = False, **options: Any
-) -> InteractionEvaluator:
+    cfg: EasyDict, policy: Any, env: Any, render: bool = False, **options: Any
+) -> Middleware[Any]:
     """Evaluate every ``cfg.policy.eval.evaluator.eval_freq`` updates.
 
     The task stops when the mean return of ``cfg.env.n_evaluator_episode`` episodes reaches
@@ -115,6 +137,8 @@ def interaction_evaluator(
             f"interaction_evaluator has no options {', '.join(options)} here; give the policy what "
             "it needs when it is built"
         )
+    if is_of_program(policy, env):
+        return evaluate_transitions(cfg, policy, env)
     stop_value = cfg.env.get("stop_value")
     return _Evaluator(
         policy,

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import torch
 from easydict import EasyDict
 
 from dmiddleware.classic import DequeBuffer, DequeReplay
+from dmiddleware.classic.reward_models import BaseRewardModel
+from dmiddleware.ding.framework.middleware.transitions import (
+    advantages_of,
+    is_of_program,
+    learn_samples,
+    sampler,
+    train_samples,
+)
 from dmiddleware.ding.utils.data import offline_data_save_type
 from dmiddleware.errors import ConfigError
+from dmiddleware.pipeline import Middleware
 from dmiddleware.pipeline import middleware as declared
 from dmiddleware.settings import Count, Fraction, checked
-from dmiddleware.tree import Batch, cat, flatten_lead, index_rows, map_leaves, to_dict
+from dmiddleware.tree import (
+    Batch,
+    cat,
+    flatten_lead,
+    index_rows,
+    map_leaves,
+    to_dict,
+    with_columns,
+)
 from dmiddleware.worker.sequence_learning import sequence_length
 from middleware import (
     DataPusher,
@@ -40,6 +58,7 @@ __all__ = [
     "buffer_saver",
     "data_pusher",
     "gae_estimator",
+    "her_data_enhancer",
     "montecarlo_return_estimator",
     "multistep_trainer",
     "nstep_reward_enhancer",
@@ -59,25 +78,30 @@ def _replay(buffer: Any, cfg: EasyDict | None = None) -> Any:
     """Return a deque buffer as the replay buffer of a chain, the same one for each middleware.
 
     Args:
-        buffer: the deque buffer, or a list of buffers, each with its share of a batch.
+        buffer: the deque buffer; a list of buffers, each with its share of a batch; or PPG's two,
+            by the names ``policy`` and ``value``.
         cfg: the config, which says whether the policy learns from sequences.
     """
     if isinstance(buffer, Mapping):
-        raise ConfigError("a dictionary of buffers is that of PPG off-policy, which is not here")
+        return PolicyAndValueReplay([(_replay(buffer[name]), 1.0) for name in ("policy", "value")])
     if isinstance(buffer, list | tuple):
         return MixedReplay([(_replay(part), share) for part, share in buffer])
     if not isinstance(buffer, DequeBuffer):
         return buffer
     if buffer not in _REPLAYS:
-        _REPLAYS[buffer] = _new_replay(buffer, {} if cfg is None else cfg.policy)
+        _REPLAYS[buffer] = _new_replay(buffer, {} if cfg is None else cfg.get("policy", {}))
     return _REPLAYS[buffer]
 
 
 def _new_replay(buffer: DequeBuffer, policy: Mapping[str, Any]) -> DequeReplay:
     length = sequence_length(policy)
-    if "burnin_step" in policy or "burn_in" in policy:
+    if _has_burn_in(policy):
         return DequeReplay(buffer, unroll_len=length)
     return DequeReplay(buffer) if length == 1 else LaneReplay(buffer, length)
+
+
+def _has_burn_in(policy: Mapping[str, Any]) -> bool:
+    return "burnin_step" in policy or "burn_in" in policy
 
 
 class LaneReplay(DequeReplay):
@@ -164,21 +188,52 @@ class MixedReplay:
             replay.load_state_dict(part)
 
 
+class PolicyAndValueReplay(MixedReplay):
+    """Draws rows for the policy from one buffer, and rows for values from another, as PPG does."""
+
+    def sample_ahead(self, n: int, *, at_most: int, counters: Any = None) -> list[Batch]:
+        rows, valued = (
+            replay.sample_ahead(n, at_most=1, counters=counters)[0] for replay, _ in self.parts
+        )
+        return [with_columns(rows, valued_rows={name: valued[name] for name in ("obs", "ret")})]
+
+
 class _Pusher(DataPusher):
     """Pushes each whole episode as one item if the collector collects episodes, else rows."""
 
+    def __init__(self, replay: Any, group_by_env: bool) -> None:
+        super().__init__(replay)
+        self._group_by_env = group_by_env
+
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Push."""
+        collected: Any = ctx.trajectories
+        if isinstance(collected, list):
+            self._push_list(collected)
+            ctx.trajectories = None
+            return
         if not ctx.episodes:
             super().__call__(ctx)
             return
         for episode in ctx.episodes:
             self._buffer.buffer.push(episode)  # type: ignore[attr-defined]
 
+    def _push_list(self, transitions: list[Any]) -> None:
+        """Push what a middleware of the program has collected."""
+        for row in transitions:
+            meta = {"env": row.env_data_id.item()} if self._group_by_env else None
+            self._buffer.buffer.push(row, meta=meta)  # type: ignore[attr-defined]
+
 
 def data_pusher(cfg: EasyDict, buffer_: Any, group_by_env: bool | None = None) -> DataPusher:
-    """Push what was collected: whole episodes if the collector collects episodes, else rows."""
-    return _Pusher(_replay(buffer_, cfg))
+    """Push what was collected: whole episodes if the collector collects episodes, else rows.
+
+    Args:
+        cfg: the compiled config.
+        buffer_: the buffer.
+        group_by_env: whether the items of a list of transitions get the env of each as metadata.
+    """
+    return _Pusher(_replay(buffer_, cfg), bool(group_by_env))
 
 
 def sqil_data_pusher(cfg: EasyDict, buffer_: Any, expert: bool) -> Any:
@@ -187,9 +242,11 @@ def sqil_data_pusher(cfg: EasyDict, buffer_: Any, expert: bool) -> Any:
 
     @declared(roles=(Role.LEARNER,), reads=("trajectories",), fills=(replay,))
     def push(ctx: Any) -> None:
-        rows = ctx.trajectories
-        rows["reward"] = rows["reward"] * 0 + float(expert)
-        replay.push(rows)
+        collected = ctx.trajectories
+        is_list = isinstance(collected, list)
+        for rows in collected if is_list else [collected]:
+            rows["reward"] = rows["reward"] * 0 + int(expert)
+            (buffer_ if is_list else replay).push(rows)
         ctx.trajectories = None
 
     return push
@@ -198,14 +255,14 @@ def sqil_data_pusher(cfg: EasyDict, buffer_: Any, expert: bool) -> Any:
 def buffer_saver(
     cfg: EasyDict, buffer_: DequeBuffer, every_envstep: int = 1000, replace: bool = False
 ) -> Any:
-    """Save the buffer every so many env steps to ``<exp_name>/replaybuffer``."""
-    n_saved = 0
+    """Save the buffer to ``<exp_name>/replaybuffer``, at first and every ``every_envstep``."""
+    next_at = 0
 
     @declared(roles=(Role.LEARNER,))
     def save(ctx: Any) -> None:
-        nonlocal n_saved
-        if ctx.env_step // every_envstep > n_saved:
-            n_saved = ctx.env_step // every_envstep
+        nonlocal next_at
+        if ctx.env_step >= next_at:
+            next_at = ctx.env_step + every_envstep
             name = "data_latest" if replace else f"data_envstep_{ctx.env_step}"
             buffer_.save_data(f"{cfg.exp_name}/replaybuffer/{name}.hkl")
 
@@ -214,16 +271,22 @@ def buffer_saver(
 
 def OffPolicyLearner(  # noqa: N802 (DI-engine's name)
     cfg: EasyDict, policy: Any, buffer_: Any, reward_model: Any = None, log_freq: int = 100
-) -> CoreOffPolicyLearner:
+) -> Middleware[Any]:
     """Make ``cfg.policy.learn.update_per_collect`` updates in each step.
 
     Args:
         cfg: the compiled config.
-        policy: the policy or its learn mode.
-        buffer_: a DequeBuffer, or a list of buffers, each with its share of a batch.
+        policy: the policy or its learn mode; one of the program's own gets lists of samples.
+        buffer_: a DequeBuffer; a list of buffers, each with its share of a batch; or PPG's two, by
+            the names ``policy`` and ``value``.
         reward_model: changes the rewards of each batch by its ``estimate``.
         log_freq: no effect: the logger has the interval.
     """
+    if is_of_program(policy):
+        learn = cfg.policy.learn
+        reward = [] if reward_model is None else [reward_estimator(cfg, reward_model)]
+        draw, train = sampler(buffer_, learn.batch_size), train_samples(policy)
+        return learn_samples(learn.update_per_collect, draw, *reward, train)
     replay = _replay(buffer_, cfg)
     if reward_model is not None:
         replay = _Rewarded(replay, reward_model)
@@ -234,8 +297,16 @@ def _learner(cfg: EasyDict, policy: Any, replay: Any) -> CoreOffPolicyLearner:
     n_updates = cfg.policy.learn.update_per_collect
     learner = CoreOffPolicyLearner(policy, replay, update_per_collect=n_updates)
     # What others fill are the buffers inside.
-    learner.draws_from = getattr(replay, "inside", (replay,))
+    learner.draws_from = tuple(map(_filled, getattr(replay, "inside", (replay,))))
     return learner
+
+
+def _filled(replay: Any) -> Any:
+    """Return the first replay buffer with the items of this one, which may be a view of it."""
+    if not isinstance(replay, DequeReplay):
+        return replay
+    views = (_REPLAYS[buffer] for buffer in _REPLAYS if buffer.shares_items(replay.buffer))
+    return next(views, replay)
 
 
 class _Rewarded:
@@ -264,9 +335,34 @@ def _transitions(batch: Batch) -> list[dict[str, Any]]:
 
 def HERLearner(  # noqa: N802 (DI-engine's name)
     cfg: EasyDict, policy: Any, buffer_: Any, her_reward_model: Any
-) -> CoreOffPolicyLearner:
+) -> Middleware[Any]:
     """Learn from rows whose goals were replaced by ones that their episodes reached."""
+    if is_of_program(policy):
+        draw, train = her_data_enhancer(cfg, buffer_, her_reward_model), train_samples(policy)
+        return learn_samples(cfg.policy.learn.update_per_collect, draw, train)
     return _learner(cfg, policy, _Relabeled(_replay(buffer_), her_reward_model))
+
+
+def her_data_enhancer(cfg: EasyDict, buffer_: DequeBuffer, her_reward_model: Any) -> Any:
+    """Draw episodes, lists of transitions, and put those with other goals into ``ctx.train_data``.
+
+    Args:
+        cfg: the compiled config.
+        buffer_: holds the episodes.
+        her_reward_model: has ``episode_size``, the number of episodes to draw (None: the config's
+            ``batch_size``), and ``estimate``, which returns several episodes for each.
+    """
+    size = her_reward_model.episode_size
+    draw = sampler(buffer_, cfg.policy.learn.batch_size if size is None else size)
+
+    @declared(roles=(Role.LEARNER,), writes=("train_data",))
+    def enhance(ctx: Any) -> None:
+        draw(ctx)
+        if ctx.train_data is not None:
+            episodes = chain.from_iterable(map(her_reward_model.estimate, ctx.train_data))
+            ctx.train_data = list(chain.from_iterable(episodes))
+
+    return enhance
 
 
 class _Relabeled(_Rewarded):
@@ -301,18 +397,20 @@ class _RowsFetcher(BaseMiddleware[OfflineRLContext]):
     reads = ("train_epoch",)
     writes = ("train_data", "train_epoch")
 
-    def __init__(self, rows: Batch, batch_size: int) -> None:
-        self._rows, self._batch_size = rows, batch_size
+    def __init__(self, rows: Any, n_rows: int, batch_size: int) -> None:
+        self._rows, self._is_list = rows, isinstance(rows, list)
+        self._n_rows, self._batch_size = n_rows, batch_size
         self._order = torch.empty(0, dtype=torch.int64)
 
     def __call__(self, ctx: OfflineRLContext) -> None:
         """Fetch a batch; what is left of an epoch and fills no batch is not learned from."""
-        n_rows = len(self._rows["done"])
         if len(self._order) < self._batch_size:
             ctx.train_epoch += int(ctx.train_iter > 0)
-            self._order = torch.randperm(n_rows)
+            self._order = torch.randperm(self._n_rows)
         index, self._order = self._order[: self._batch_size], self._order[self._batch_size :]
-        ctx.train_data = index_rows(self._rows, index)
+        rows: Any = self._rows
+        batch: Any = [rows[i] for i in index] if self._is_list else index_rows(rows, index)
+        ctx.train_data = batch
         ctx.trained_env_step += len(index)
 
     def state_dict(self) -> dict[str, Any]:
@@ -325,11 +423,17 @@ class _RowsFetcher(BaseMiddleware[OfflineRLContext]):
 
 
 def offline_data_fetcher(cfg: EasyDict, dataset: Any, collate_fn: Any = None) -> Any:
-    """Read batches of ``cfg.policy.learn.batch_size`` rows of a dataset, epoch after epoch."""
+    """Read batches of ``cfg.policy.learn.batch_size`` rows of a dataset, epoch after epoch.
+
+    They are lists if the dataset's items are not dictionaries.
+    """
     rows = getattr(dataset, "rows", None)
     if rows is None:
-        rows = rows_of([dataset[number] for number in range(len(dataset))], name="the dataset")
-    return _RowsFetcher(rows, min(cfg.policy.learn.batch_size, len(rows["done"])))
+        rows = [dataset[number] for number in range(len(dataset))]
+        if isinstance(rows[0], Mapping | Batch):
+            rows = rows_of(rows, name="the dataset")
+    n_rows = len(rows) if isinstance(rows, list) else len(rows["done"])
+    return _RowsFetcher(rows, n_rows, min(cfg.policy.learn.batch_size, n_rows))
 
 
 class _Saver(OfflineDataSaver):
@@ -354,8 +458,8 @@ def offline_data_saver(data_path: str, data_type: str = "hdf5") -> OfflineDataSa
 
 def trainer(cfg: EasyDict, policy: Any, log_freq: int = 100) -> Any:
     """Update a policy from ``ctx.train_data``, or train a reward model on what was collected."""
-    if not hasattr(policy, "train"):
-        return core_trainer(policy)
+    if not isinstance(policy, BaseRewardModel):
+        return train_samples(policy) if is_of_program(policy) else core_trainer(policy)
 
     @declared(roles=(Role.LEARNER,), reads=("trajectories",))
     def train(ctx: Any) -> None:
@@ -365,13 +469,15 @@ def trainer(cfg: EasyDict, policy: Any, log_freq: int = 100) -> Any:
     return train
 
 
-def multistep_trainer(policy: Any, log_freq: int = 100) -> OnPolicyLearner:
+def multistep_trainer(policy: Any, log_freq: int = 100) -> Middleware[Any]:
     """Learn from what was collected, as many epochs as the policy's settings say."""
-    return OnPolicyLearner(policy)
+    return train_samples(policy) if is_of_program(policy) else OnPolicyLearner(policy)
 
 
 def gae_estimator(cfg: EasyDict, policy: Any, buffer_: Any = None) -> Any:
     """Estimate advantages; with a buffer, push the rows into it."""
+    if is_of_program(policy):
+        return _estimator_of_lists(cfg, policy, buffer_)
     if buffer_ is None:
         return GAEEstimator(policy)
     replay, estimate = _replay(buffer_), GAEEstimator(policy)
@@ -387,35 +493,76 @@ def gae_estimator(cfg: EasyDict, policy: Any, buffer_: Any = None) -> Any:
     return push
 
 
+def _estimator_of_lists(cfg: EasyDict, policy: Any, buffer_: DequeBuffer | None) -> Any:
+    @declared(roles=(Role.LEARNER,), reads=("trajectories",), writes=("train_data",))
+    def estimate(ctx: Any) -> None:
+        batch = advantages_of(cfg, policy, ctx.trajectories, ctx.trajectory_end_idx)
+        ctx.trajectories = None
+        if buffer_ is None:
+            ctx.train_data = batch
+            return
+        for number in range(len(batch.done)):
+            buffer_.push(index_rows(batch, number))
+
+    return estimate
+
+
 def montecarlo_return_estimator(policy: Any) -> MonteCarloReturnEstimator:
     """Sum the rewards from each row to the end of its episode."""
     return MonteCarloReturnEstimator(policy)
 
 
 class _NStepByConfig(NStepRewardEnhancer):
-    """Sums rewards by a config's numbers, where DI-engine passes no policy."""
+    """Sums rewards by a config's numbers, where DI-engine passes no policy.
 
-    def __init__(self, n_step: int, discount: float) -> None:
-        self._n_step = checked("policy.nstep", n_step, Count)
-        self._discount = checked("policy.discount_factor", discount, Fraction)
+    A policy with a burn-in learns from sequences, in which it sums the rewards itself.
+    """
+
+    def __init__(self, cfg: EasyDict) -> None:
+        self._n_step = checked("policy.nstep", cfg.nstep, Count)
+        self._discount = checked("policy.discount_factor", cfg.discount_factor, Fraction)
+        self._leaves_it_to_policy = _has_burn_in(cfg)
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Sum."""
+        if not self._leaves_it_to_policy:
+            super().__call__(ctx)
 
 
 def nstep_reward_enhancer(cfg: EasyDict) -> NStepRewardEnhancer:
-    """Sum ``cfg.policy.nstep`` rewards of each row."""
-    return _NStepByConfig(cfg.policy.nstep, cfg.policy.discount_factor)
+    """Sum ``cfg.policy.nstep`` rewards of each row, unless the policy sums those of sequences."""
+    return _NStepByConfig(cfg.policy)
+
+
+class _PriorityCalculator(PriorityCalculator):
+    """Gives each transition of a list its priority, too."""
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Calculate."""
+        collected: Any = ctx.trajectories
+        if not isinstance(collected, list):
+            super().__call__(ctx)
+            return
+        priority_fn: Callable[[Any], Any] = self._priority_fn
+        for row, priority in zip(collected, priority_fn(collected), strict=True):
+            row["priority"] = priority
 
 
 def priority_calculator(priority_calculation_fn: Callable[[Any], Any]) -> PriorityCalculator:
     """Give new rows the priorities that a function of the rows returns."""
-    return PriorityCalculator(priority_calculation_fn)
+    return _PriorityCalculator(priority_calculation_fn)
 
 
 def reward_estimator(cfg: EasyDict, reward_model: Any) -> Any:
     """Give ``ctx.train_data`` the rewards of a reward model."""
 
     @declared(roles=(Role.LEARNER,), reads=("train_data",), writes=("train_data",))
-    def estimate(ctx: Any) -> Iterator[None] | None:
-        ctx.train_data = rows_of(reward_model.estimate(_transitions(ctx.train_data)))
-        return None
+    def estimate(ctx: Any) -> None:
+        if isinstance(ctx.train_data, list):
+            estimated = reward_model.estimate(ctx.train_data)
+            # Some change the samples in place.
+            ctx.train_data = ctx.train_data if estimated is None else estimated
+        else:
+            ctx.train_data = rows_of(reward_model.estimate(_transitions(ctx.train_data)))
 
     return estimate

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch import nn
 
-from dmiddleware.ding.program import policy_of, run_folder, task_folder
+from dmiddleware.ding.program import run_folder, task_folder
+from dmiddleware.ding.utils.system import DistributedWriter
 from dmiddleware.pipeline import Task
-from middleware import ContextExchanger as CoreContextExchanger
 from middleware import (
     EpochTimer,
     FinalCtxSaver,
@@ -21,15 +20,11 @@ from middleware import (
     TerminationChecker,
     WandbLogger,
 )
-from middleware import ModelExchanger as CoreModelExchanger
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 
 __all__ = [
     "CkptSaver",
-    "ContextExchanger",
-    "ModelExchanger",
-    "PeriodicalModelExchanger",
     "ddp_termination_checker",
     "epoch_timer",
     "final_ctx_saver",
@@ -39,6 +34,9 @@ __all__ = [
     "wandb_offline_logger",
     "wandb_online_logger",
 ]
+
+_PRIORITIES: Final = ("priority", "td_error_priority")
+"""Outputs of an update that are not metrics."""
 
 
 class CkptSaver(BaseMiddleware[RLContext]):
@@ -107,14 +105,79 @@ class CkptSaver(BaseMiddleware[RLContext]):
         self._saved_iter, self._best = int(state["saved_iter"]), float(state["best"])
 
 
-def online_logger(record_train_iter: bool = False, train_show_freq: int = 100) -> MetricsLogger:
-    """Write metrics to the run's folder every ``train_show_freq`` updates."""
-    return MetricsLogger(run_folder(), every_train_iter=train_show_freq)
+class WriterLogger(BaseMiddleware[RLContext]):
+    """Writes evaluations and updates to the writer that a program has made, with DI-engine's tags.
+
+    Args:
+        writer: has ``add_scalar``, ``add_histogram`` and ``close``.
+        counters: the suffix of the tags by the counter that is their step.
+        every_train_iter: updates from one that is written to the next.
+    """
+
+    roles = (Role.LEARNER,)
+    lead_only = True
+    reads = ("train_iter",)
+
+    def __init__(self, writer: Any, counters: Mapping[str, str], every_train_iter: int) -> None:
+        self._writer, self._counters, self._every = writer, counters, every_train_iter
+        self._last = -1
+
+    def __call__(self, ctx: RLContext) -> None:
+        """Write.
+
+        Raises:
+            NotImplementedError: for several curves in one, ``[scalars]``, which have no tag.
+        """
+        if ctx.eval_value is not None:
+            self._write(ctx, "eval_episode_return_mean", ctx.eval_value)
+        output: Any = ctx.train_output
+        if not output or ctx.train_iter - self._last < self._every:
+            return
+        self._last = ctx.train_iter
+        for name, value in (output if isinstance(output, Mapping) else output[-1]).items():
+            if name not in _PRIORITIES:
+                self._write(ctx, f"train_{name}", value)
+
+    def _write(self, ctx: RLContext, name: str, value: Any) -> None:
+        if "[scalars]" in name:
+            raise NotImplementedError(f"{name!r}: log each curve under a name of its own")
+        _, is_histogram, histogram = name.partition("[histogram]")
+        for counter, suffix in self._counters.items():
+            step = getattr(ctx, counter)
+            if is_histogram:
+                self._writer.add_histogram(histogram, value, step)
+            else:
+                self._writer.add_scalar(f"basic/{name}{suffix}", value, step)
+
+    def close(self) -> None:
+        """Close the writer."""
+        self._writer.close()
 
 
-def offline_logger(train_show_freq: int = 100) -> MetricsLogger:
-    """Write metrics to the run's folder every ``train_show_freq`` updates."""
-    return MetricsLogger(run_folder(), every_train_iter=train_show_freq)
+def _logger(counters: Mapping[str, str], train_show_freq: int) -> BaseMiddleware[RLContext]:
+    writer = DistributedWriter.get_instance()
+    if writer is None:
+        return MetricsLogger(run_folder(), every_train_iter=train_show_freq)
+    return WriterLogger(writer, counters, train_show_freq)
+
+
+def online_logger(
+    record_train_iter: bool = False, train_show_freq: int = 100
+) -> BaseMiddleware[RLContext]:
+    """Write metrics every ``train_show_freq`` updates, to the program's writer or run folder.
+
+    Args:
+        record_train_iter: whether a writer gets each metric by updates, too, and not only by env
+            steps.
+        train_show_freq: updates from one that is written to the next.
+    """
+    by_both = {"env_step": "-env_step", "train_iter": "-train_iter"}
+    return _logger(by_both if record_train_iter else {"env_step": ""}, train_show_freq)
+
+
+def offline_logger(train_show_freq: int = 100) -> BaseMiddleware[RLContext]:
+    """Write metrics every ``train_show_freq`` updates, to the program's writer or run folder."""
+    return _logger({"train_iter": "-train_iter"}, train_show_freq)
 
 
 def wandb_online_logger(
@@ -174,40 +237,3 @@ def epoch_timer(print_per: int = 1, smooth_window: int = 10) -> EpochTimer:
 def final_ctx_saver(name: str) -> FinalCtxSaver:
     """Save the last context to the run's folder."""
     return FinalCtxSaver(run_folder(name))
-
-
-def ContextExchanger(  # noqa: N802 (DI-engine's name)
-    skip_n_iter: int = 1, storage_loader: Any = None
-) -> CoreContextExchanger:
-    """Send what is collected to the learner, and its counters back.
-
-    Args:
-        skip_n_iter: no effect: a process waits for what it needs.
-        storage_loader: no effect: large data travel in shared memory.
-    """
-    return CoreContextExchanger()
-
-
-def ModelExchanger(  # noqa: N802 (DI-engine's name)
-    model: nn.Module, model_loader: Any = None
-) -> CoreModelExchanger:
-    """Send the learner's weights to the others.
-
-    Args:
-        model: the policy's network.
-        model_loader: no effect: large weights travel in shared memory.
-    """
-    return CoreModelExchanger(policy_of(model))
-
-
-def PeriodicalModelExchanger(  # noqa: N802 (DI-engine's name)
-    model: nn.Module,
-    mode: str = "send",
-    period: int = 1,
-    delay_toleration: float = float("inf"),
-    stale_toleration: int = 1,
-    event_name: str = "model_exchanger",
-    model_loader: Any = None,
-) -> CoreModelExchanger:
-    """Send the learner's weights every ``period`` updates."""
-    return CoreModelExchanger(policy_of(model), every_train_iter=max(1, period))
