@@ -399,6 +399,8 @@ class DeviceRollout:
         """Look for a value on which a policy cannot act: in the rows so far, and what follows."""
         if self._rows.valid:
             self._read(self._take(len(self._rows.valid)), 0, 0)
+        if self._manager.closed:  # it was the vector env that failed
+            return
         obs, space = self._manager.ready_obs, self._manager.observation_space
         if make_value_check(space)(obs):
             return
