@@ -251,7 +251,7 @@ class VectorEnvManager(BaseEnvManager):
             raise _not_a_step(result)
         obs, infos = self._own(result[0]), result[4]
         reward, *flags = (self._own_scalars(value) for value in result[1:4])
-        terminated, truncated = (flag != 0 for flag in flags)
+        terminated, truncated = (flag.bool() for flag in flags)
         next_obs, valid, has_final_obs, last_infos = obs, None, True, infos
         ready_infos = {key: value for key, value in infos.items() if key not in _FINAL_KEYS}
         if self._mode is AutoresetMode.NEXT_STEP:
