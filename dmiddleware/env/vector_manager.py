@@ -435,11 +435,7 @@ class VectorEnvManager(BaseEnvManager):
                 "the vector env's autoreset_mode is SAME_STEP, but its info has no 'final_obs' at "
                 "the end of an episode"
             )
-        final = infos["final_obs"]
-        if isinstance(final, np.ndarray) and final.dtype == object:
-            final_rows = self._collate([final[env_id] for env_id in ended])
-        else:
-            final_rows = index_rows(self._own(final), ended)
+        next_obs = self._with_final(obs, infos["final_obs"], ended)
         first_infos = {key: value for key, value in infos.items() if key not in _FINAL_KEYS}
         last_infos = first_infos
         if infos.get("final_info"):
@@ -448,7 +444,14 @@ class VectorEnvManager(BaseEnvManager):
             for env_id in ended:
                 rows[env_id] = final_info.row(env_id)
             last_infos = dict(StepInfo(rows))
-        return replace_rows(obs, ended, final_rows), last_infos, first_infos
+        return next_obs, last_infos, first_infos
+
+    def _with_final(self, obs: NestedArrays, final: Any, ended: list[int]) -> NestedArrays:
+        if self._device is not None:
+            return self._successors(obs, final, self._to_device(np.isin(self._all_ids, ended)))
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            return replace_rows(obs, ended, self._collate([final[env_id] for env_id in ended]))
+        return replace_rows(obs, ended, index_rows(self._own(final), ended))
 
     def _reset_ended(
         self, obs: NestedArrays, infos: dict[str, Any], ended: list[int]

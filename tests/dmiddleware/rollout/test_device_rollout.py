@@ -380,7 +380,7 @@ def test_an_env_gets_actions_of_the_form_and_dtype_of_its_space(monkeypatch, spa
 
 
 @pytest.mark.parametrize("last", [None, "shape", "array"])
-def test_final_observations_that_do_not_fit_are_no_crash_of_the_env(last):
+def test_final_observations_that_do_not_fit_are_no_crash_of_the_env(monkeypatch, last):
     class Env(Counter):
         def step(self, actions):
             *step, info = super().step(actions)
@@ -388,8 +388,18 @@ def test_final_observations_that_do_not_fit_are_no_crash_of_the_env(last):
             wrong = {None: None, "shape": final[:, 0], "array": final.numpy()}
             return *step, {**info, "final_obs": wrong[last]}
 
-    with pytest.raises(EnvProtocolError, match="final_obs"):
-        collector(Env).collect(11 * ENVS)
+    for made in pair(monkeypatch, Env):
+        with pytest.raises(EnvProtocolError, match="final_obs"):
+            made.collect(11 * ENVS)
+
+
+def test_final_observations_get_the_dtype_of_the_others(monkeypatch):
+    class Env(Counter):
+        def step(self, actions):
+            *step, info = super().step(actions)
+            return *step, {**info, "final_obs": info["final_obs"].double()}
+
+    assert_same_rows(pair(monkeypatch, Env))
 
 
 class Masked:
