@@ -546,3 +546,15 @@ def test_a_choice_that_is_not_in_its_space_is_named_with_its_env(space):
 
     with pytest.raises(EnvProtocolError, match=r"env 2 .*4.*not in"):
         collector(Env).collect(11 * ENVS)
+
+
+@pytest.mark.parametrize("base", [Counter, Disabled])
+def test_masks_in_infos_are_restored(base):
+    class Env(Masked, base):
+        pass
+
+    saved, restored = collector(Env, DQNPolicy), collector(Env, DQNPolicy)
+    saved.collect(7 * ENVS, policy_kwargs={"eps": 0.5})
+    assert restored.load_state_dict(saved.state_dict())
+    rows = columns(restored.collect(5 * ENVS, policy_kwargs={"eps": 0.5}))
+    assert torch.equal(rows["action_mask"], one_hot_parity(rows["obs"]))
