@@ -74,6 +74,13 @@ class DeviceBuffer(TakesSettings[DeviceBufferSettings]):
         self.size = settings.size
         self.n_step = settings.n_step or 1
         self.discount = settings.discount
+        self._clear()
+        self._progress: float | None = None
+        priority = settings.priority
+        self._beta = Schedule.of(0.0 if priority is None else priority.beta)
+        self.lacks_priorities = priority is not None
+
+    def _clear(self) -> None:
         self._leaves: dict[str, torch.Tensor] = {}
         self._n_slots = 0  # steps that are held, of all lanes
         self._n_lanes = 0
@@ -81,10 +88,6 @@ class DeviceBuffer(TakesSettings[DeviceBufferSettings]):
         self._generator = torch.Generator()
         self._tree: DeviceSumTree | None = None
         self._n_draws = 0
-        self._progress: float | None = None
-        priority = settings.priority
-        self._beta = Schedule.of(0.0 if priority is None else priority.beta)
-        self.lacks_priorities = priority is not None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -186,6 +189,10 @@ class DeviceBuffer(TakesSettings[DeviceBufferSettings]):
             start = stop
 
     def _checked_lead(self, batch: Batch) -> tuple[int, int]:
+        if "done" not in batch:
+            raise StructureError(
+                f"a DeviceBuffer takes rows with the column done, got {', '.join(batch) or 'none'}"
+            )
         shape = batch["done"].shape
         if len(shape) != 2 or (self._n_lanes and shape[1] != self._n_lanes):
             lanes = self._n_lanes or "E"
@@ -319,12 +326,13 @@ class DeviceBuffer(TakesSettings[DeviceBufferSettings]):
 
         Args:
             index: int64 ``[n]``.
-            priority: ``[n]``, not negative, finite; on the device nobody checks it.
+            priority: ``[n]``, not negative, finite. Nobody waits for the device to check it: after
+                any other value, the weights of all samples are NaN.
 
         Returns:
             The number of rows given, because those that are skipped are not counted on the host.
         """
-        if self._tree is None:
+        if self._tree is None or len(index) == 0:
             return 0
         self.lacks_priorities = False
         index = torch.as_tensor(index, device=self.device)
@@ -352,18 +360,18 @@ class DeviceBuffer(TakesSettings[DeviceBufferSettings]):
         The rows go to the device on which they were.
 
         Raises:
-            CheckpointMismatch: if this buffer has other options.
+            CheckpointMismatch: if this buffer has other options, or this machine lacks the device.
         """
         check_state("DeviceBuffer", state, ("leaves", "n_pushed", "generator", "tree"))
-        if (state["tree"] is None) is not (self._settings.priority is None):
+        if state["leaves"] and (state["tree"] is None) is not (self._settings.priority is None):
             raise CheckpointMismatch(
                 "the state comes from a buffer that draws in another way; build this one with the "
                 "same priority="
             )
-        self._n_pushed, self._n_draws = state["n_pushed"], state["n_draws"]
         if not state["leaves"]:
+            self._clear()
             return
-        device = torch.device(state["device"])
+        device = _usable_device(state["device"])
         rows = {path: leaf.to(device) for path, leaf in state["leaves"].items()}
         n_slots, n_lanes = rows["done"].shape
         if n_slots != self.size // n_lanes or state["n_step"] != self.n_step:
@@ -372,7 +380,7 @@ class DeviceBuffer(TakesSettings[DeviceBufferSettings]):
                 f"this buffer has size={self.size} and n_step={self.n_step}; build it with the "
                 "same options"
             )
-        self._leaves.clear()
+        self._n_pushed, self._n_draws = state["n_pushed"], state["n_draws"]
         self._allocate(rows, n_lanes)
         for path, leaf in rows.items():
             self._leaves[path].copy_(leaf)
@@ -383,3 +391,13 @@ class DeviceBuffer(TakesSettings[DeviceBufferSettings]):
 
 
 _OF_LAST_STEP = ("next_obs", "next_action_mask", "done", "terminated", "truncated")
+
+
+def _usable_device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (AssertionError, RuntimeError) as error:
+        raise CheckpointMismatch(
+            f"the rows of this state were on {name}, which cannot be used here: {error}; "
+            "resume the run on a machine that has this device"
+        ) from error

@@ -45,13 +45,14 @@ class DeviceSumTree:
 
         Args:
             slot: int64 ``[n]``.
-            priority: ``[n]``, not negative.
+            priority: ``[n]``; after one that is negative or not finite, all weights are NaN.
             is_held: ``[n]`` bool.
         """
         value = priority.to(self._nodes.dtype)
+        value = value.where((value >= 0) & value.isfinite(), torch.nan)
         self._highest = torch.maximum(self._highest, value.where(is_held, 0.0).amax())
         node = slot + self._first
-        mass = (value + self._eps) ** self._alpha
+        mass = ((value + self._eps) ** self._alpha).where(value.isfinite(), torch.nan)
         self._nodes[node] = torch.where(is_held, mass, self._nodes[node])
         for _ in range(self._depth):
             node = node >> 1
@@ -81,7 +82,8 @@ class DeviceSumTree:
             mass = torch.where(goes_right, mass - mass_left, mass)
             node = 2 * node + goes_right
         drawn = nodes[node]
-        return node - self._first, (drawn / drawn.amin()).pow(-beta).float()
+        weight = (drawn / drawn.amin()).pow(-beta)
+        return node - self._first, weight.where(nodes[1].isfinite(), torch.nan).float()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the masses and the highest priority, on the CPU."""

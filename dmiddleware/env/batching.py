@@ -428,10 +428,16 @@ def make_value_check(space: spaces.Space[Any]) -> ValueCheck:
             return is_finite
         case _ if is_choice(space):
             low, high = _limits(space)
-            return lambda array: bool((array >= low).all() and (array <= high).all())
+            return lambda array: _are_between(low, high, array)
         case _:
             return lambda array: True
     return lambda arrays: all(check(arrays[key]) for key, check in checks)
+
+
+def _are_between(low: Any, high: Any, array: Any) -> bool:
+    if is_tensor(array):  # which do not compare with arrays
+        low, high = (array.new_tensor(bound) for bound in (low, high))
+    return bool((array >= low).all() and (array <= high).all())
 
 
 def is_choice(space: spaces.Space[Any]) -> bool:

@@ -24,6 +24,9 @@ class DeviceStep:
         truncated: ``[E] bool``.
         valid: ``[E] bool``, which rows are transitions; None: all of them.
         infos: the vector env's infos.
+        last_infos: infos that are those of the last step where an episode ended; None: the vector
+            env returned those of the next episode only.
+        ready_infos: the infos that came with ``ready_obs``.
         has_final_obs: whether ``next_obs`` is right where an episode ended.
     """
 
@@ -34,4 +37,6 @@ class DeviceStep:
     truncated: Any
     valid: Any
     infos: Mapping[str, Any]
+    last_infos: Mapping[str, Any] | None
+    ready_infos: Any
     has_final_obs: bool

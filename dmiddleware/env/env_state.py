@@ -33,6 +33,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
+from dmiddleware.env.batching import is_tensor
 from dmiddleware.errors import CheckpointMismatch
 
 __all__ = [
@@ -103,8 +104,23 @@ def set_state(env: Any, state: Mapping[str, Any]) -> None:
 
 
 def encode_infos(infos: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return infos as plain data, without the keys whose values cannot be saved."""
-    return [Encoder().encode(_savable_part(dict(info))) for info in infos]
+    """Return infos as plain data, without the keys whose values cannot be saved.
+
+    Tensors become arrays.
+    """
+    return [
+        Encoder().encode(_savable_part({key: _as_array(info[key]) for key in info}))
+        for info in infos
+    ]
+
+
+def _as_array(value: Any) -> Any:
+    if not is_tensor(value):
+        return value
+    try:
+        return value.detach().cpu().numpy()
+    except TypeError:  # NumPy lacks bfloat16
+        return value
 
 
 def decode_infos(plain: Sequence[Any]) -> list[dict[str, Any]]:

@@ -217,7 +217,8 @@ class VectorEnvManager(BaseEnvManager):
         Only vector envs whose mode is ``DISABLED`` are waited for: to reset those that ended.
 
         Args:
-            actions: tensors ``[E, …]`` on :attr:`device`; the env may write to them.
+            actions: tensors ``[E, …]`` on :attr:`device`, nested like the action space, of which
+                they get the dtypes; the env may write to them.
 
         Returns:
             The step, of which nothing is checked but types and shapes; None if the vector env
@@ -231,7 +232,8 @@ class VectorEnvManager(BaseEnvManager):
             self._require_open("step_on_device")
         try:
             try:
-                step = self._read_nothing_of(self._env.step(actions))
+                batch = _as_actions(self.action_space, actions)
+                step = self._read_nothing_of(self._env.step(batch))
             except EnvProtocolError:
                 raise
             except Exception as error:  # noqa: BLE001 - an env may raise anything
@@ -241,10 +243,7 @@ class VectorEnvManager(BaseEnvManager):
             self.close()
             raise
         self.revision += 1
-        self._ready_obs = step.ready_obs
-        self._ready_infos = {
-            key: value for key, value in step.infos.items() if key not in _FINAL_KEYS
-        }
+        self._ready_obs, self._ready_infos = step.ready_obs, step.ready_infos
         return step
 
     def _read_nothing_of(self, result: Any) -> DeviceStep:
@@ -252,8 +251,9 @@ class VectorEnvManager(BaseEnvManager):
             raise _not_a_step(result)
         obs, infos = self._own(result[0]), result[4]
         reward, *flags = (self._own_scalars(value) for value in result[1:4])
-        terminated, truncated = (flag != 0 if flag.is_floating_point() else flag for flag in flags)
-        next_obs, valid, has_final_obs = obs, None, True
+        terminated, truncated = (flag.bool() for flag in flags)
+        next_obs, valid, has_final_obs, last_infos = obs, None, True, infos
+        ready_infos = {key: value for key, value in infos.items() if key not in _FINAL_KEYS}
         if self._mode is AutoresetMode.NEXT_STEP:
             if self._pending is None:
                 self._pending = self._to_device(np.isin(self._all_ids, self._ended))
@@ -264,19 +264,39 @@ class VectorEnvManager(BaseEnvManager):
         elif self._mode is AutoresetMode.DISABLED:
             ended = (terminated | truncated).nonzero()[:, 0].tolist()
             if ended:
-                first_obs, _ = self._reset_some(ended)
-                obs = replace_rows(obs, ended, first_obs)
-        elif has_final_obs := "final_obs" in infos:
-            done = terminated | truncated
-
-            def successor(shape: Any, row: Any, last: Any) -> Any:
-                self._check_tensor(shape, last)
-                return last.where(done.view(-1, *(1,) * (row.dim() - 1)), row)
-
-            next_obs = map_arrays(successor, self._shapes, obs, infos["final_obs"])
+                obs, ready_infos = self._reset_ended(obs, infos, ended)
+        else:
+            last_infos = infos.get("final_info")
+            if has_final_obs := infos.get("final_obs") is not None:
+                next_obs = self._successors(obs, infos["final_obs"], terminated | truncated)
         return DeviceStep(
-            obs, next_obs, reward.float(), terminated, truncated, valid, infos, has_final_obs
+            obs,
+            next_obs,
+            reward.float(),
+            terminated,
+            truncated,
+            valid,
+            infos,
+            last_infos,
+            ready_infos,
+            has_final_obs,
         )
+
+    def _successors(self, obs: NestedArrays, final_obs: Any, done: Any) -> NestedArrays:
+        """Return the final observations where episodes ended, and the others elsewhere."""
+
+        def successor(shape: Any, row: Any, last: Any) -> Any:
+            self._check_tensor(shape, last)
+            last = last.detach().to(row.dtype)
+            return last.where(done.view(-1, *(1,) * (row.dim() - 1)), row)
+
+        try:
+            return map_arrays(successor, self._shapes, obs, final_obs)
+        except MISFITS as error:
+            raise EnvProtocolError(
+                "the vector env returned a final_obs that does not fit its observation space "
+                f"{self._observation_space}: {error}"
+            ) from error
 
     def _own_scalars(self, values: Any) -> Any:
         if not is_tensor(values) or tuple(values.shape) != (self.env_num,):
@@ -415,11 +435,7 @@ class VectorEnvManager(BaseEnvManager):
                 "the vector env's autoreset_mode is SAME_STEP, but its info has no 'final_obs' at "
                 "the end of an episode"
             )
-        final = infos["final_obs"]
-        if isinstance(final, np.ndarray) and final.dtype == object:
-            final_rows = self._collate([final[env_id] for env_id in ended])
-        else:
-            final_rows = index_rows(self._own(final), ended)
+        next_obs = self._with_final(obs, infos["final_obs"], ended)
         first_infos = {key: value for key, value in infos.items() if key not in _FINAL_KEYS}
         last_infos = first_infos
         if infos.get("final_info"):
@@ -428,7 +444,14 @@ class VectorEnvManager(BaseEnvManager):
             for env_id in ended:
                 rows[env_id] = final_info.row(env_id)
             last_infos = dict(StepInfo(rows))
-        return replace_rows(obs, ended, final_rows), last_infos, first_infos
+        return next_obs, last_infos, first_infos
+
+    def _with_final(self, obs: NestedArrays, final: Any, ended: list[int]) -> NestedArrays:
+        if self._device is not None:
+            return self._successors(obs, final, self._to_device(np.isin(self._all_ids, ended)))
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            return replace_rows(obs, ended, self._collate([final[env_id] for env_id in ended]))
+        return replace_rows(obs, ended, index_rows(self._own(final), ended))
 
     def _reset_ended(
         self, obs: NestedArrays, infos: dict[str, Any], ended: list[int]
@@ -745,6 +768,18 @@ def _device_of(obs: Any) -> Any:
     while isinstance(obs, Mapping | tuple):
         obs = next(iter(obs.values() if isinstance(obs, Mapping) else obs))
     return obs.device if is_tensor(obs) else None
+
+
+def _as_actions(space: spaces.Space[Any], actions: Any) -> Any:
+    """Return tensors of actions nested like their space, and of its dtypes."""
+    if isinstance(space, spaces.Dict):
+        return {name: _as_actions(sub, actions[name]) for name, sub in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        names = map(str, range(len(space.spaces)))  # those of a treetensor
+        return tuple(map(_as_actions, space.spaces, (actions[name] for name in names)))
+    import torch  # only where the env has imported it
+
+    return actions.to(getattr(torch, str(space.dtype)))
 
 
 def _to_host(*columns: Any) -> Any:

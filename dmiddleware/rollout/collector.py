@@ -84,6 +84,7 @@ class RolloutCollector(Stepper):
         self.dropped_steps = 0
         self.end_rows: IdArray | None = None
         self._on_device: DeviceRollout | None = None
+        self._may_use_device = True
         self._n_extra = 0
         self._clear_rows()
 
@@ -101,7 +102,9 @@ class RolloutCollector(Stepper):
         return len(self._store) if self._on_device is None else self._on_device.n_waiting
 
     def _make_memory(self) -> ActInputs | None:
-        self._on_device = DeviceRollout.of(self._mode, self.env_manager)
+        self._on_device = None
+        if self._may_use_device:
+            self._on_device = DeviceRollout.of(self._mode, self.env_manager)
         return super()._make_memory() if self._on_device is None else None
 
     def _begin_all(self) -> None:
@@ -130,8 +133,9 @@ class RolloutCollector(Stepper):
             self._make_transitions = mode.transitions
         if env_manager is not None:
             self._use_envs(env_manager)
+        self.dropped_steps += self.waiting_steps
+        self._may_use_device = True
         super().reset()
-        self.dropped_steps += len(self._store)
         self._clear_rows()
 
     def step(
@@ -292,7 +296,8 @@ class RolloutCollector(Stepper):
         if self._on_device is not None:
             # The ends of single episodes are found on the host, step by step.
             self._give_up_all_episodes()
-            self._on_device, self._memory = None, super()._make_memory()
+            self._may_use_device = False
+            self._memory = self._make_memory()
         self._begin_call(train_iter, keeps_skipping=True)
         self._give_up_cut_episodes()
         shares, self._n_extra = even_shares(n_episode, self.env_num, self._n_extra)
@@ -307,6 +312,11 @@ class RolloutCollector(Stepper):
                 (self._skipped.add if finished[env] >= most[env] else self._skipped.discard)(env)
             watch.check(lacking.tolist())
         return self._store.take_episodes(shares)
+
+    def _is_on_device(self) -> bool:
+        """Return whether rows are collected on a device; launches the envs if they are closed."""
+        self._open()
+        return self._on_device is not None
 
     def _begin_call(self, train_iter: int, *, keeps_skipping: bool = False) -> None:
         self.episode_returns, self.episode_lengths, self.episode_successes = [], [], []
@@ -412,19 +422,27 @@ class RolloutCollector(Stepper):
         """Restore what :meth:`state_dict` returned, to continue where that collector was.
 
         Where the state of the envs cannot be restored, they start new episodes with new ids, and
-        the waiting rows of unfinished episodes are dropped and counted.
+        the waiting rows of unfinished episodes are dropped and counted. Rows that were collected on
+        the host are continued there.
 
         Returns:
             Whether the envs continue their episodes.
         """
         self.dropped_steps, self._n_extra = state["dropped"], state["n_extra"]
+        stepper, on_device = state["stepper"], state.get("on_device")
+        self._may_use_device = on_device is not None or not stepper["episode_id"]
+        if on_device is not None and stepper["envs"] is not None and not self._is_on_device():
+            stepper = {**stepper, "envs": None}
         self._store.load_state_dict(state["store"])
         self._skipped, self._partial_ids = set(state["skipped"]), set(state["partial_ids"])
-        if super().load_state_dict(state["stepper"]):
+        if super().load_state_dict(stepper):
             if self._on_device is not None:
                 self._on_device.load_state_dict(state["on_device"])
             return True
+        self._may_use_device = True
         self.dropped_steps += self._store.drop(self._store.open_episodes)
+        if on_device is not None:
+            self.dropped_steps += sum(int(valid.sum()) for valid in on_device["valid"])
         self._skipped.clear()
         return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from dmiddleware.env import BaseEnvManager, VectorEnvManager
+from dmiddleware.env.batching import describe_unusable, make_value_check
+from dmiddleware.env.batching import index_rows as index_env
 from dmiddleware.env.device_step import DeviceStep
 from dmiddleware.env.timestep import IdArray
 from dmiddleware.errors import ConfigError, EnvProtocolError
@@ -17,9 +19,10 @@ from dmiddleware.model import action_mask_of
 from dmiddleware.policy import CollectMode, EvalMode
 from dmiddleware.policy.acting import info_names, previous_action_codec
 from dmiddleware.rl.returns import take_rows
+from dmiddleware.rollout.act_inputs import check_masks, sample_allowed
 from dmiddleware.rollout.acting_memory import ActingMemory
 from dmiddleware.rollout.episode_info import SUCCESS_KEYS
-from dmiddleware.rollout.stepper import check_output
+from dmiddleware.rollout.stepper import check_output, check_replaceable
 from dmiddleware.tree import (
     Batch,
     Value,
@@ -38,7 +41,8 @@ __all__ = ["DeviceRollout", "Gathered"]
 _MASK: Final = "action_mask"
 _NEXT_MASK: Final = "next_action_mask"
 _SUCCESS: Final = "success"
-_NO_SUCCESS: Final = -1.0
+_RETURN: Final = "return"
+_RETURN_KEYS: Final = ("eval_episode_return",)
 
 
 @dataclass(slots=True)
@@ -199,16 +203,19 @@ class DeviceRollout:
         obs = from_numpy(manager.ready_obs)
         inputs = self._inputs()
         output = dict(self._mode.forward(obs, env_id=self._all_ids, **policy_kwargs, **inputs))
-        if not self._is_checked:
+        is_checked, self._is_checked = self._is_checked, True
+        if not is_checked:
             check_output(output, self._env_num)
-            self._is_checked = True
         state = memory.next_state(output, self._env_num)
         if random:
+            check_replaceable(output, user="RolloutCollector")
             output["action"] = self._random_action(output["action"])
         action = output["action"]
         step = manager.step_on_device(map_leaves(torch.clone, action))
         if step is None:
             return False
+        if not is_checked and not self._has_masks:
+            check_masks(self._mode, manager)  # they must not appear only now
         done = step.terminated | step.truncated
         if memory.columns:
             memory.record_on_device(action, state, reward=step.reward, acted=step.valid, ended=done)
@@ -225,6 +232,7 @@ class DeviceRollout:
         if self._has_masks:
             columns[_NEXT_MASK] = self._next_masks(step, done)
         columns[_SUCCESS] = _success_of(step)
+        columns[_RETURN] = _reported(step, _RETURN_KEYS)
         self._rows.columns.append(columns)
         self._rows.valid.append(torch.ones_like(done) if step.valid is None else step.valid)
         self._rows.has_final_obs.append(step.has_final_obs)
@@ -254,13 +262,18 @@ class DeviceRollout:
         return column
 
     def _info_column(self, name: str) -> torch.Tensor | None:
-        """Return a copy of a column of the infos to act on, ``[E, …]``; None: there is none."""
+        """Return a copy of a column of the infos to act on, ``[E, …]``; None: there is none.
+
+        Envs that did not return it have zeros.
+        """
         column = self._manager.ready_info.column(name)
         if column is None:
             return None
-        values, _ = column
+        values, is_returned = column
         if isinstance(values, np.ndarray) and values.dtype == object:  # after a reset
-            return torch.stack([torch.as_tensor(v, device=self._device) for v in values])
+            like = torch.as_tensor(values[np.argmax(is_returned)], device=self._device)
+            rows = [torch.zeros_like(like) if value is None else value for value in values]
+            return torch.stack([torch.as_tensor(row, device=self._device) for row in rows])
         return torch.as_tensor(values, device=self._device).clone()
 
     def _masks(self) -> torch.Tensor | None:
@@ -273,16 +286,23 @@ class DeviceRollout:
         return mask | ~mask.any(-1, keepdim=True)
 
     def _next_masks(self, step: DeviceStep, done: torch.Tensor) -> torch.Tensor:
-        """Return the masks of the successors; at the end of an episode, infos have none."""
+        """Return the masks of the successors; all is allowed where nothing tells the last one."""
         mask = action_mask_of(step.next_obs)
         if mask is not None:
             return mask | ~mask.any(-1, keepdim=True)
         mask = self._masks()
         assert mask is not None
-        return mask | done.unsqueeze(-1)
+        last = None if step.last_infos is None else step.last_infos.get(_MASK)
+        if not isinstance(last, torch.Tensor) or last.shape != mask.shape:
+            return mask | done.unsqueeze(-1)
+        allowed = (last != 0) | ~(last != 0).any(-1, keepdim=True)
+        return allowed.where(done.unsqueeze(-1), mask)
 
     def _random_action(self, replaced: Value) -> Value:
-        drawn = from_numpy(self._manager.sample_actions())
+        """Draw actions on the host; so masks are read there."""
+        mask, space = self._masks(), self._manager.action_space
+        sampled = self._manager.sample_actions()
+        drawn = from_numpy(sampled if mask is None else sample_allowed(space, mask.cpu()))
         moved: Value = to_device(drawn, self._device)
         if isinstance(moved, torch.Tensor) and isinstance(replaced, torch.Tensor):
             moved = moved.to(replaced.dtype)
@@ -294,41 +314,46 @@ class DeviceRollout:
         """Take ``n_steps`` rows of every env from those that were made: columns ``[T, E, …]``."""
         rows, self._rows = self._rows, _Rows()
         self._lacks_final_obs = [at for at, has in enumerate(rows.has_final_obs) if not has]
-        success: list[Any] = [columns.pop(_SUCCESS) for columns in rows.columns]
+        reports = {
+            name: [columns.pop(name) for columns in rows.columns] for name in (_SUCCESS, _RETURN)
+        }
         stacked = {
             name: stack([columns[name] for columns in rows.columns]) for name in rows.columns[0]
         }
-        if any(column is not None for column in success):
-            missing = torch.full_like(stacked["reward"][0], _NO_SUCCESS)
-            stacked[_SUCCESS] = torch.stack(
-                [missing if column is None else column for column in success]
-            )
+        missing = torch.full_like(stacked["reward"][0], torch.nan)
+        for name, steps in reports.items():
+            if any(column is not None for column in steps):
+                stacked[name] = torch.stack(
+                    [missing if column is None else column for column in steps]
+                )
         if self._always_valid:
             return stacked
         valid = torch.stack(rows.valid)
         order = valid.logical_not().byte().argsort(dim=0, stable=True)
         rectangle = {name: _rows_at(column, order[:n_steps]) for name, column in stacked.items()}
         rest = {name: _rows_at(column, order[n_steps:]) for name, column in stacked.items()}
-        later: Any = rest.pop(_SUCCESS, [None] * len(rest["done"]))
         for at, still_valid in enumerate(take_rows(valid, order[n_steps:])):
             columns = {name: index_rows(column, at) for name, column in rest.items()}
-            self._rows.columns.append({**columns, _SUCCESS: later[at]})
+            self._rows.columns.append({_SUCCESS: None, _RETURN: None, **columns})
             self._rows.valid.append(still_valid)
             self._rows.has_final_obs.append(True)
         return rectangle
 
     def _read(self, rows: dict[str, Any], first_new_id: int, n_dropped: int) -> Gathered:
         """Find out which episodes ended, in one transfer, and give each row the id of its own."""
-        done, success = rows["done"], rows.pop(_SUCCESS, None)
+        done, success, reported = rows["done"], rows.pop(_SUCCESS, None), rows.pop(_RETURN, None)
         shape = done.shape
         episode_return, length = self._sums_so_far(rows["reward"].double(), done)
+        shown = episode_return.float()
+        if reported is not None:
+            shown = reported.where(~reported.isnan(), shown)
         new_id = first_new_id - 1 + done.flatten().cumsum(0).reshape(shape)
         # The row before the one that began the episode; below 0: an earlier call began it.
         before = torch.arange(shape[0], device=self._device).unsqueeze(1) - length
         begun_here = new_id.gather(0, before.clamp(min=0))
         rows["episode_id"] = torch.where(before < 0, self._episode_id, begun_here)
         sums = [leaf.sum(dtype=torch.float32) for _, leaf in _floats_of(rows)]
-        parts = [episode_return.float(), length.masked_fill(~done, 0).float()]
+        parts = [shown, length.masked_fill(~done, 0).float()]
         parts += [] if success is None else [success]
         flat = torch.cat([torch.stack(parts).flatten(), torch.stack(sums)])
         self._episode_id = torch.where(done[-1], new_id[-1], rows["episode_id"][-1])
@@ -345,12 +370,14 @@ class DeviceRollout:
                 "the vector env's autoreset_mode is SAME_STEP, but its info has no 'final_obs' at "
                 "the end of an episode"
             )
-        reported = columns[2][ends] if len(parts) > 2 else columns[0][:0]
+        if len(ends):
+            self._manager.failures.in_a_row[0] = 0
+        successes = columns[2][ends] if len(parts) > 2 else columns[0][:0]
         return Gathered(
             as_tree(rows),
             returns=columns[0][ends].tolist(),
             lengths=columns[1][ends].astype(np.int64).tolist(),
-            successes=reported[reported != _NO_SUCCESS].tolist(),
+            successes=successes[~np.isnan(successes)].tolist(),
             ends=ends,
             n_dropped=n_dropped,
             next_id=first_new_id + len(ends),
@@ -369,9 +396,20 @@ class DeviceRollout:
         return sums[:, 0], sums[:, 1].long()
 
     def _check_made(self) -> None:
-        """Look for a value that is not finite in the rows so far, on which a policy cannot act."""
+        """Look for a value on which a policy cannot act: in the rows so far, and what follows."""
         if self._rows.valid:
             self._read(self._take(len(self._rows.valid)), 0, 0)
+        if self._manager.closed:  # it was the vector env that failed
+            return
+        obs, space = self._manager.ready_obs, self._manager.observation_space
+        if make_value_check(space)(obs):
+            return
+        for env_id in range(self._env_num):
+            if unusable := describe_unusable(space, index_env(obs, env_id)):
+                raise EnvProtocolError(
+                    f"env {env_id} returned an observation with the value {unusable}; networks "
+                    "cannot use it. Correct the env, or wrap the vector env"
+                )
 
     def _check_finite(self, rows: dict[str, Any], length: torch.Tensor) -> None:
         """Name the first value that is not finite; large ones only have sums that are not."""
@@ -422,7 +460,7 @@ class DeviceRollout:
         self._rows = _Rows()
         for columns, valid in zip(state["columns"], state["valid"], strict=True):
             moved = {name: to_device(from_numpy(c), on_device) for name, c in columns.items()}
-            self._rows.columns.append({_SUCCESS: None, **moved})
+            self._rows.columns.append({_SUCCESS: None, _RETURN: None, **moved})
             self._rows.valid.append(torch.as_tensor(valid, device=on_device))
             self._rows.has_final_obs.append(True)
 
@@ -436,16 +474,20 @@ def _rows_at(column: Value, index: torch.Tensor) -> Value:
     return picked
 
 
-def _success_of(step: DeviceStep) -> torch.Tensor | None:
-    """Return ``[E]``: the success that each last info reports, or -1; None: there is none."""
-    last = step.infos.get("final_info")
-    for infos in (last if isinstance(last, Mapping) else {}, step.infos):
-        for key in SUCCESS_KEYS:
+def _reported(step: DeviceStep, keys: Sequence[str]) -> torch.Tensor | None:
+    """Return ``[E]``, the first of some keys in the last infos of episodes; None: there is none."""
+    for infos in (step.last_infos or {}, step.infos):
+        for key in keys:
             value = infos.get(key)
             if isinstance(value, torch.Tensor) and value.shape == step.reward.shape:
-                share = value.to(step.reward)
-                return share.where((share >= 0) & (share <= 1), _NO_SUCCESS)
+                return value.detach().to(step.reward)
     return None
+
+
+def _success_of(step: DeviceStep) -> torch.Tensor | None:
+    """Return ``[E]``: the success that each last info reports, or NaN; None: there is none."""
+    share = _reported(step, SUCCESS_KEYS)
+    return None if share is None else share.where((share >= 0) & (share <= 1), torch.nan)
 
 
 def _floats_of(rows: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:

@@ -316,13 +316,7 @@ class Stepper:
 
     def _with_random_actions(self, output: dict[str, Any], env_id: IdArray) -> dict[str, Any]:
         self.check_random_actions()
-        wrong = [name for name in _ACTION_OUTPUTS if name in output]
-        if wrong:
-            raise ConfigError(
-                f"{self._user} cannot replace this policy's actions with random ones, because its "
-                f"output also has {', '.join(wrong)} of the replaced actions; collect without "
-                "random actions"
-            )
+        check_replaceable(output, user=self._user)
         drawn = self.env_manager.sample_actions()
         if len(env_id) < self.env_num:
             drawn = index_rows(drawn, env_id)
@@ -410,6 +404,20 @@ def check_output(output: Mapping[str, object], n_envs: int) -> None:
                     f"the policy's forward returned {path} of shape {tuple(leaf.shape)} for "
                     f"{n_envs} envs; it must return {expected}"
                 )
+
+
+def check_replaceable(output: Mapping[str, object], *, user: str) -> None:
+    """Check that random actions may replace those that a policy returned.
+
+    Raises:
+        ConfigError: if other columns depend on the actions.
+    """
+    wrong = [name for name in _ACTION_OUTPUTS if name in output]
+    if wrong:
+        raise ConfigError(
+            f"{user} cannot replace this policy's actions with random ones, because its output "
+            f"also has {', '.join(wrong)} of the replaced actions; collect without random actions"
+        )
 
 
 def _short(value: object) -> str:

@@ -221,3 +221,42 @@ def test_beta_follows_its_schedule():
     batch = buffer.sample(30)
     assert float(batch["weight"].min()) < 0.2
     assert buffer.schedules == {"beta": beta}
+
+
+@pytest.mark.parametrize("bad", [-0.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_a_priority_that_is_not_valid_makes_all_weights_nan(bad, alpha):
+    buffer, _ = filled(300, priority=PrioritySamplerSettings(alpha=alpha))
+    buffer.update_priority(torch.tensor([3, 4]), torch.tensor([1.0, bad]))
+    assert buffer.sample(8)["weight"].isnan().all()
+
+
+def test_no_priorities_change_nothing():
+    buffer, _ = filled(300, priority=PrioritySamplerSettings())
+    state = buffer.state_dict()
+    assert buffer.update_priority(torch.arange(0), torch.zeros(0)) == 0
+    assert torch.equal(buffer.state_dict()["tree"]["nodes"], state["tree"]["nodes"])
+
+
+@pytest.mark.parametrize("priority", [None, PrioritySamplerSettings()])
+def test_the_state_of_an_empty_buffer_empties_one(priority):
+    empty = DeviceBuffer(300, priority=priority, seed=1, discount=GAMMA)
+    buffer, _ = filled(300, priority=priority)
+    buffer.load_state_dict(empty.state_dict())
+    assert len(buffer) == 0
+    for target in (buffer, empty):
+        target.push(steps(5))
+    assert torch.equal(buffer.sample(8)["index"], empty.sample(8)["index"])
+
+
+def test_a_state_of_a_device_that_is_not_here_is_refused():
+    buffer, _ = filled(300)
+    state = {**buffer.state_dict(), "device": "cuda:99"}
+    with pytest.raises(CheckpointMismatch, match="cuda:99"):
+        buffer.load_state_dict(state)
+    assert len(buffer) == 60
+
+
+def test_rows_without_done_are_refused():
+    with pytest.raises(StructureError, match="done"):
+        DeviceBuffer(300).push(as_tree({"obs": torch.zeros(2, LANES)}))

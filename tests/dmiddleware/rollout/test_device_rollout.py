@@ -327,3 +327,234 @@ def test_episodes_can_be_collected_instead():
         made.collect(4 * ENVS)
         episodes = made.collect_episodes(ENVS)
     assert sorted(len(episode["done"]) for episode in episodes) == [3 + env for env in range(ENVS)]
+
+
+def pair(monkeypatch, env, policy: Any = PPOPolicy, **options: Any) -> list[RolloutCollector]:
+    """Return a collector on the device, and one on the host."""
+    return [
+        collector(env, policy, **options),
+        on_the_host(monkeypatch, collector(env, policy, **options)),
+    ]
+
+
+def assert_same_rows(pair: list[RolloutCollector], **options: Any) -> None:
+    ours, theirs = (columns(item.collect(11 * ENVS, **options)) for item in pair)
+    assert set(ours) == set(theirs)
+    for name in set(ours) - {"episode_id"}:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+@pytest.mark.parametrize("base", [Counter, Disabled])
+def test_flags_may_be_numbers(monkeypatch, base, dtype):
+    class Flags(base):
+        def step(self, actions):
+            obs, reward, terminated, truncated, info = super().step(actions)
+            return obs, reward, terminated.to(dtype), truncated.to(dtype), info
+
+    assert_same_rows(pair(monkeypatch, Flags, RecurrentPPOPolicy))
+
+
+@pytest.mark.parametrize(
+    ("space", "kind"),
+    [
+        (spaces.Dict({"x": spaces.Discrete(2), "y": spaces.Box(-1, 1, (2,))}), dict),
+        (spaces.Tuple((spaces.Discrete(2), spaces.Box(-1, 1, (2,)))), tuple),
+        (spaces.Discrete(3, dtype=np.int32), torch.int32),
+        (spaces.Discrete(3, start=5), torch.int64),
+    ],
+)
+def test_an_env_gets_actions_of_the_form_and_dtype_of_its_space(monkeypatch, space, kind):
+    kinds = []
+
+    class Env(Counter):
+        single_action_space = space
+
+        def step(self, actions):
+            is_tensor = isinstance(actions, torch.Tensor)
+            kinds.append(actions.dtype if is_tensor else type(actions))
+            return super().step(torch.zeros(self.num_envs))
+
+    assert_same_rows(pair(monkeypatch, Env))
+    assert set(kinds) == {kind}
+
+
+@pytest.mark.parametrize("last", [None, "shape", "array"])
+def test_final_observations_that_do_not_fit_are_no_crash_of_the_env(monkeypatch, last):
+    class Env(Counter):
+        def step(self, actions):
+            *step, info = super().step(actions)
+            final = info["final_obs"]
+            wrong = {None: None, "shape": final[:, 0], "array": final.numpy()}
+            return *step, {**info, "final_obs": wrong[last]}
+
+    for made in pair(monkeypatch, Env):
+        with pytest.raises(EnvProtocolError, match="final_obs"):
+            made.collect(11 * ENVS)
+
+
+def test_final_observations_get_the_dtype_of_the_others(monkeypatch):
+    class Env(Counter):
+        def step(self, actions):
+            *step, info = super().step(actions)
+            return *step, {**info, "final_obs": info["final_obs"].double()}
+
+    assert_same_rows(pair(monkeypatch, Env))
+
+
+class Masked:
+    """Allows one of two actions, by the parity of the count."""
+
+    def mask(self, state):
+        return torch.nn.functional.one_hot(state[:, 0].long() % 2, 2).bool()
+
+    def reset(self, **options):
+        obs, info = super().reset(**options)
+        return obs, {**info, "action_mask": self.mask(obs)}
+
+    def step(self, actions):
+        obs, *step, info = super().step(actions)
+        info = {**info, "action_mask": self.mask(obs)}
+        if "final_obs" in info:
+            info["final_info"] = {"action_mask": self.mask(info["final_obs"])}
+        return obs, *step, info
+
+
+@pytest.mark.parametrize("base", [Counter, NextStep, Disabled])
+def test_masks_in_infos_are_those_of_the_state_acted_on_and_of_its_successor(base):
+    class Env(Masked, base):
+        pass
+
+    with (made := collector(Env, DQNPolicy)).env_manager:
+        for random in (True, False):
+            rows = columns(made.collect(22 * ENVS, policy_kwargs={"eps": 0.5}, random=random))
+            assert torch.equal(rows["action_mask"], one_hot_parity(rows["obs"]))
+            assert torch.equal(rows["next_action_mask"], one_hot_parity(rows["next_obs"]))
+            assert rows["action_mask"].gather(-1, rows["action"].unsqueeze(-1)).all()
+
+
+def one_hot_parity(obs: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.one_hot(obs[..., 0].long() % 2, 2).bool()
+
+
+def test_masks_that_begin_after_the_reset_are_refused():
+    class Env(Masked, Counter):
+        def reset(self, **options):
+            return super().reset(**options)[0], {}
+
+    with pytest.raises(EnvProtocolError, match="action_mask"):
+        collector(Env, DQNPolicy).collect(ENVS, policy_kwargs={"eps": 0.5})
+
+
+def test_a_return_that_the_env_reports_takes_precedence(monkeypatch):
+    class Env(Counter):
+        def step(self, actions):
+            *step, info = super().step(actions)
+            return *step, {**info, "eval_episode_return": 100 + self._n_steps}
+
+    ours, theirs = pair(monkeypatch, Env)
+    for made in (ours, theirs):
+        made.collect(11 * ENVS)
+    assert sorted(ours.episode_returns) == sorted(theirs.episode_returns)
+    assert ours.episode_returns[0] >= 100
+
+
+def test_failures_between_which_episodes_end_are_not_counted_as_a_row_of_them():
+    calls = []
+
+    class Env(Counter):
+        def step(self, actions):
+            calls.append(actions)
+            if len(calls) % 30 == 0:
+                raise RuntimeError(f"failure {len(calls)}")
+            return super().step(actions)
+
+    made = collector(Env)
+    for _ in range(20):
+        made.collect(10 * ENVS)
+    assert made.env_manager.failures.restarts > 3
+
+
+@pytest.mark.parametrize("env", [Counter, NextStep, Disabled])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_rows_that_began_on_the_host_are_continued_there(monkeypatch, env, is_old):
+    saved, host = (on_the_host(monkeypatch, collector(env, RecurrentPPOPolicy)) for _ in "ab")
+    for made in (saved, host):
+        made.collect(5 * ENVS)
+    state = saved.state_dict()
+    if is_old:
+        del state["on_device"]
+    restored = collector(env, RecurrentPPOPolicy)
+    assert restored.load_state_dict(state)
+    ours, theirs = (columns(made.collect(9 * ENVS)) for made in (restored, host))
+    assert torch.equal(ours["obs"], theirs["obs"])
+    assert sorted(restored.episode_returns) == sorted(host.episode_returns)
+
+
+def test_episodes_collected_one_by_one_are_continued_after_a_restart():
+    saved = collector(Counter)
+    saved.collect_episodes(3)
+    restored = collector(Counter)
+    assert restored.load_state_dict(saved.state_dict())
+    assert [len(rows["done"]) for rows in restored.collect_episodes(ENVS)] == [
+        len(rows["done"]) for rows in saved.collect_episodes(ENVS)
+    ]
+
+
+@pytest.mark.parametrize("policy", [PPOPolicy, RecurrentPPOPolicy])
+def test_rows_that_began_on_a_device_are_dropped_where_there_is_none(monkeypatch, policy):
+    saved = collector(NextStep, policy)
+    saved.collect(5 * ENVS)
+    restored = collector(NextStep, policy)
+    monkeypatch.setattr(DeviceRollout, "of", lambda *_: None)
+    assert not restored.load_state_dict(saved.state_dict())
+    assert restored.dropped_steps == saved.waiting_steps > 0
+    assert (restored.collect(ENVS)["obs"][0] == 0).all()
+    assert restored.episode_lengths == []
+
+
+@pytest.mark.parametrize("changed", [{}, {"policy": True}])
+def test_waiting_rows_are_counted_when_a_reset_drops_them(changed):
+    made = collector(NextStep)
+    made.collect(5 * ENVS)
+    waiting = made.waiting_steps
+    made.reset(**{name: PPOPolicy.for_env(made.env_manager) for name in changed})
+    assert made.dropped_steps == waiting > 0
+
+
+class Choices(Counter):
+    single_observation_space = spaces.MultiDiscrete([50, 50])
+
+    def seen(self, state):
+        return state.long().expand(-1, 2)
+
+
+def test_observations_may_be_choices(monkeypatch):
+    assert_same_rows(pair(monkeypatch, Choices))
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.MultiDiscrete([4, 4]), spaces.Tuple([spaces.Discrete(4)])]
+)
+def test_a_choice_that_is_not_in_its_space_is_named_with_its_env(space):
+    class Env(Choices):
+        single_observation_space = space
+
+        def seen(self, state):
+            seen = super().seen(state)
+            return (seen[:, 0],) if isinstance(space, spaces.Tuple) else seen
+
+    with pytest.raises(EnvProtocolError, match=r"env 2 .*4.*not in"):
+        collector(Env).collect(11 * ENVS)
+
+
+@pytest.mark.parametrize("base", [Counter, Disabled])
+def test_masks_in_infos_are_restored(base):
+    class Env(Masked, base):
+        pass
+
+    saved, restored = collector(Env, DQNPolicy), collector(Env, DQNPolicy)
+    saved.collect(7 * ENVS, policy_kwargs={"eps": 0.5})
+    assert restored.load_state_dict(saved.state_dict())
+    rows = columns(restored.collect(5 * ENVS, policy_kwargs={"eps": 0.5}))
+    assert torch.equal(rows["action_mask"], one_hot_parity(rows["obs"]))
