@@ -56,13 +56,19 @@ CONVERSIONS: Final = (
     # R2D2's Adam has torch's ε there, and here the paper's, with which it takes smaller steps.
     Conversion("burnin_step", "learn.adam_eps", lambda value, cfg: 1e-8),
     Conversion("burnin_step", "burn_in"),
-    # A share moves a target in each update there. Where copies have an interval, that one counts.
+    # A share moves a target in each update there, unless copies have an interval, which counts.
     Conversion("learn.target_update_theta", "learn.target_update_freq", lambda value, cfg: 1),
     Conversion("learn.target_update_theta", "learn.target_tau"),
     Conversion(
         "learn.target_theta",
         "learn.target_tau",
-        lambda value, cfg: 1.0,
+        lambda value, cfg: 1.0 if "target_update_freq" in cfg["learn"] else value,
+        beside="learn.target_update_freq",
+    ),
+    Conversion(
+        "learn.target_theta",
+        "learn.target_update_freq",
+        lambda value, cfg: 1,
         beside="learn.target_update_freq",
     ),
     # A decision transformer has its settings outside of the sections.

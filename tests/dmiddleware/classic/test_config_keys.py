@@ -512,6 +512,8 @@ def test_an_interval_of_copies_counts_more_than_a_share():
     learn = {"target_update_freq": 100, "target_theta": 0.005}
     policy = create_policy({**config_of("dqn"), "learn": learn}).policy
     assert (policy.cfg.target_update_freq, policy.cfg.target_tau) == (100, 1.0)
+    policy = create_policy({**config_of("dqn"), "learn": {"target_theta": 0.01}}).policy
+    assert (policy.cfg.target_update_freq, policy.cfg.target_tau) == (1, 0.01)
     policy = create_policy({**config_of("sac"), "learn": {"target_theta": 0.01}}).policy
     assert policy.cfg.target_tau == 0.01
 

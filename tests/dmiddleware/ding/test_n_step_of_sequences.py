@@ -1,12 +1,21 @@
 """Who sums the rewards of sequences."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from easydict import EasyDict
 
-import dmiddleware.ding  # noqa: F401 (opens the door)
+import dmiddleware.ding as door
 from dmiddleware.tree import as_tree
 from middleware import OnlineRLContext
+
+
+@pytest.fixture(autouse=True)
+def opened() -> Iterator[None]:
+    door.open_door()
+    yield
+    door.close_door()
 
 
 @pytest.mark.parametrize("learns_sequences", [False, True])
