@@ -424,9 +424,7 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
         elif groupby is not None:
             result = self._sample_groups(size, groupby, replace, unroll_len, rows)
         else:
-            chosen = self._choose(rows.count, size, replace)
-            index = rows.first + chosen if rows.index is None else rows.index[chosen]
-            result = [self._copy(i) for i in index.tolist()]
+            result = [self._copy(i) for i in self._draw(rows, size, replace)]
         if len(result) < size:
             message = (
                 f"asked for {size} {'groups' if groupby else 'items'}, but only {len(result)} can "
@@ -452,11 +450,16 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
             rows = self.drawable(None)
             if n > rows.count:
                 return None
-            chosen = self._choose(rows.count, n, replace=False)
-            index = rows.first + chosen if rows.index is None else rows.index[chosen]
             slots, size = self._slots, self._size
-            items: list[Any] = [slots[at % size] for at in index.tolist()]
+            items: list[Any] = [slots[at % size] for at in self._draw(rows, n, replace=False)]
             return items
+
+    def _draw(self, rows: Eligible, size: int, replace: bool) -> list[int]:
+        """Draw the indices of items."""
+        chosen = self._choose(rows.count, size, replace)
+        index = rows.first + chosen if rows.index is None else rows.index[chosen]
+        indices: list[int] = index.tolist()
+        return indices
 
     def _sample_groups(
         self,

@@ -26,7 +26,7 @@ _WINDOWS: Final = "windows"
 class DequeReplay:
     """A :class:`DequeBuffer` as the :class:`~dmiddleware.data.ReplayBuffer` of a chain.
 
-    The items of the deque buffer are the rows, each a dictionary for whoever reads it; or the whole
+    The items of the deque buffer are the rows, each a dictionary when it is read; or the whole
     episodes of a collector; or, with ``unroll_len``, sequences for a policy such as R2D2. The
     metadata has the column ``collect_iter``, if there is one, as ``train_iter_data_collected``.
     Rows of one structure are kept in columns until somebody reads them. Sampled items are stacked

@@ -10,6 +10,7 @@ import torch
 
 from dmiddleware.data.buffer_state import check_state
 from dmiddleware.data.device_sum_tree import DeviceSumTree
+from dmiddleware.data.n_step import LAST_STEP_COLUMNS
 from dmiddleware.data.samplers import PrioritySamplerSettings
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData, StructureError
 from dmiddleware.schedule import Counters, Schedule
@@ -295,28 +296,29 @@ class DeviceBuffer(TakesSettings[DeviceBufferSettings]):
     def _rows(self, step: torch.Tensor, lane: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the rows of single steps and lanes, ``[n, …]``, with n-step returns."""
         slots = self._n_slots
-        rows = {path: leaf[step % slots, lane] for path, leaf in self._leaves.items()}
         if self.n_step == 1:
-            return rows
+            return {path: leaf[step % slots, lane] for path, leaf in self._leaves.items()}
         if self.discount is None:
             raise ConfigError(
                 f"this buffer sums rewards over n_step={self.n_step} steps, but has no discount; "
                 "build it with discount=policy.discount, or call buffer.bind(...) first"
             )
-        reward, ids = self._leaves["reward"], self._leaves["episode_id"]
-        total, last = rows["reward"].float(), torch.zeros_like(step)
-        goes_on = ~rows["done"]
+        reward, done, ids = (self._leaves[name] for name in ("reward", "done", "episode_id"))
+        first = step % slots, lane
+        total, last = reward[first].float(), torch.zeros_like(step)
+        goes_on, episode = ~done[first], ids[first]
         for ahead in range(1, self.n_step):
             at = (step + ahead) % slots
-            is_next = ids[at, lane] == rows["episode_id"]
+            is_next = ids[at, lane] == episode
             goes_on = goes_on & is_next & (step + ahead < self._n_pushed)
             total = total + torch.where(goes_on, reward[at, lane] * self.discount**ahead, 0.0)
             last = torch.where(goes_on, ahead, last)
-            goes_on = goes_on & ~self._leaves["done"][at, lane]
-        end = (step + last) % slots
-        for path, leaf in self._leaves.items():
-            if path.partition(".")[0] in _OF_LAST_STEP:
-                rows[path] = leaf[end, lane]
+            goes_on = goes_on & ~done[at, lane]
+        end = (step + last) % slots, lane
+        rows = {
+            path: leaf[end if path.partition(".")[0] in LAST_STEP_COLUMNS else first]
+            for path, leaf in self._leaves.items()
+        }
         rows["reward"] = total
         rows["discount"] = self.discount ** (last + 1).float()
         return rows
@@ -388,9 +390,6 @@ class DeviceBuffer(TakesSettings[DeviceBufferSettings]):
         if self._tree is not None:
             self._tree.load_state_dict(state["tree"])
             self.lacks_priorities = False
-
-
-_OF_LAST_STEP = ("next_obs", "next_action_mask", "done", "terminated", "truncated")
 
 
 def _usable_device(name: str) -> torch.device:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dmiddleware.data.samplers import Ints
 
-__all__ = ["NStep", "Successor", "n_step_returns"]
+__all__ = ["LAST_STEP_COLUMNS", "NStep", "Successor", "n_step_returns"]
+
+LAST_STEP_COLUMNS: Final = ("next_obs", "next_action_mask", "done", "terminated", "truncated")
+"""The columns of an n-step transition that are those of its last step."""
 
 Successor: TypeAlias = Callable[[Ints], Ints]
 """Returns the row that follows each row (indices of any shape), -1 where there is none."""

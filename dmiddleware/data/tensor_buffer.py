@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from dmiddleware.data.buffer_state import check_state, generator_from_text, generator_to_text
-from dmiddleware.data.n_step import n_step_returns
+from dmiddleware.data.n_step import LAST_STEP_COLUMNS, n_step_returns
 from dmiddleware.data.ring.row_ring import RowRing
 from dmiddleware.data.ring.storage import in_memory, mapped_to
 from dmiddleware.data.samplers import Eligible, Ints, PrioritySampler, Sampler, UniformSampler
@@ -42,7 +42,6 @@ __all__ = ["SampleTransform", "TensorBuffer", "TensorBufferSettings"]
 # Larger copies are slower than several small ones, which reuse memory.
 _BYTES_AHEAD = 2**19
 
-_LAST_ROW_COLUMNS = ("next_obs", "next_action_mask", "done", "terminated", "truncated")
 _CLOSED = "this TensorBuffer is closed; create another one"
 
 
@@ -704,7 +703,7 @@ class TensorBuffer(TakesSettings[TensorBufferSettings], Closing):
             discount=self.discount,
         )
         extra["reward"], extra["discount"] = window.ret, window.discount
-        ends = {p for p in self._rows.paths if p.partition(".")[0] in _LAST_ROW_COLUMNS}
+        ends = {p for p in self._rows.paths if p.partition(".")[0] in LAST_STEP_COLUMNS}
         at_start = set(self._rows.paths) - ends - {"reward"}
         return self._rows.take(index, at_start) | self._rows.take(window.last, ends) | extra
 

@@ -79,7 +79,7 @@ class VectorEnvManager(BaseEnvManager):
     A simulator may return torch tensors. Then ``obs`` and ``next_obs`` are tensors and stay on its
     device, and the env gets its actions as tensors on that device. :meth:`step` copies rewards and
     flags to arrays, all in one transfer, because it counts episodes on the host;
-    :meth:`step_on_device` leaves them where they are, and whoever calls it counts.
+    :meth:`step_on_device` leaves them where they are, and its caller counts.
 
     :meth:`call`, :meth:`get_attr` and :meth:`set_attr` are those of the vector env, if it has them,
     as Gymnasium's sync and async vector envs do. Otherwise an attribute is that of the vector env
@@ -208,7 +208,7 @@ class VectorEnvManager(BaseEnvManager):
 
     @property
     def resets_later(self) -> bool:
-        """Whether envs spend a step on their reset, so that some rows are no transitions."""
+        """Whether envs spend a step on their reset, so that some rows are not transitions."""
         return self._resets_later
 
     def step_on_device(self, actions: NestedArrays) -> DeviceStep | None:

@@ -588,6 +588,8 @@ class Policy:
 
     def _draw_on(self, device: str) -> None:
         self.draw_device = torch.device(device)
+        # Their values can be checked without waiting for a device.
+        self._data_on_host = device == "cpu"
         generators = self._generators
         self.generator, self.eval_generator, self.learn_generator = (
             generators.on_cpu if device == "cpu" else generators.on_device
@@ -793,16 +795,16 @@ class Policy:
         batch = data if isinstance(data, Batch) else as_tree(data)
         if any(name not in batch for name in self.learn_columns):
             check_columns(self.learn_columns, batch, user=type(self).__name__)
+        if self.on_gpu:
+            self.draw_near(batch)
         # Rows that a collector made have actions of an env; those of other data may be anything.
-        if "collect_iter" not in batch and "action" in batch and self._came_from_host(batch):
+        if "collect_iter" not in batch and "action" in batch and self._data_on_host:
             lead = tuple(batch["reward"].shape) if "reward" in batch else None
             self.codec.check(batch["action"], mask=batch.get("mask"), lead=lead)
             if self.spaces is not None:
                 for name in {"obs", "next_obs"}.intersection(self.learn_columns):
                     check_observations(batch[name], self.spaces[0], name=name, lead=lead)
-        if self.on_gpu:
-            self.draw_near(batch)
-            batch = to_device(batch, self.device)
+        batch = to_device(batch, self.device) if self.on_gpu else batch
         batch = self.check_batch(standard_columns(batch))
         if self.obs_norm.of_dataset and not self.obs_norm.has_seen_all:
             raise ConfigError(
@@ -817,10 +819,6 @@ class Policy:
         output = self.learn(batch, **kwargs)
         update_outputs(output, user=f"{type(self).__name__}.learn")
         return output
-
-    def _came_from_host(self, batch: Batch) -> bool:
-        """Whether checking values does not wait for a device; rows there come from a collector."""
-        return not self.on_gpu or leaf_of(batch).device != torch.device(self.device)
 
     def _prepare_to_learn(self) -> None:
         self._runner = UpdateRunner(
@@ -873,7 +871,7 @@ class Policy:
                 f"{type(self).__name__}.act_{mode} returned {output!r:.100}; it must return a "
                 'dictionary of tensors [E, …] with the key "action"'
             )
-        is_host = not self.on_gpu or self.draw_device != torch.device(self.device)
+        is_host = self._data_on_host
         acted: dict[str, Any] = _to_cpu(output) if self.on_gpu and is_host else {**output}
         # A check would wait for a device; there, actions that masks forbid are never drawn.
         if is_host and (type(data) is not torch.Tensor or "action_mask" in kwargs):

@@ -124,7 +124,7 @@ class Categorical:
         """
         probs = self.log_probs.exp()
         if not probs.is_cpu:
-            # What multinomial does, without its check, which would wait for the device.
+            # The same as multinomial, without its check, which would wait for the device.
             return (probs / torch.empty_like(probs).exponential_(generator=generator)).argmax(-1)
         flat = probs if probs.dim() == 2 else probs.reshape(-1, probs.shape[-1])
         return torch.multinomial(flat, 1, generator=generator).reshape(probs.shape[:-1])

@@ -56,8 +56,8 @@ class RunningMeanStd:
     def update(self, batch: torch.Tensor) -> None:
         """Add items ``[…, *shape]`` of any dtype; an empty batch changes nothing.
 
-        On a device the values are not checked, because it would have to be waited for: whoever has
-        them there, such as a collector, finds those that are not finite.
+        Values on a device are not checked, because checking waits for the device; the collector
+        that made them finds those that are not finite.
 
         Raises:
             StructureError: if the items are of another shape.

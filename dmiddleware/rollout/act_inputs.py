@@ -21,7 +21,7 @@ from dmiddleware.policy.acting import info_names, previous_action_codec
 from dmiddleware.rollout.acting_memory import ActingMemory
 from dmiddleware.tree import Batch, Value, as_tree, index_rows, leaf_of, map_leaves
 
-__all__ = ["ActInputs", "check_masks", "masks_in", "on_host", "sample_allowed"]
+__all__ = ["ActInputs", "check_masks", "masks_in", "on_host", "sample_allowed", "usable_mask"]
 
 _MASK = "action_mask"
 _NEXT_MASK = "next_action_mask"
@@ -219,6 +219,11 @@ def masks_in(obs: Any, info: StepInfo) -> torch.Tensor | None:
             mask = torch.from_numpy(values != 0)
         else:
             mask = _joined_masks(info)
+    return usable_mask(mask)
+
+
+def usable_mask(mask: torch.Tensor) -> torch.Tensor:
+    """Return masks ``[…, A]`` bool in which rows that allow nothing allow everything."""
     return mask | ~mask.any(-1, keepdim=True)
 
 

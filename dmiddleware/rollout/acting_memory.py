@@ -126,7 +126,7 @@ class ActingMemory:
         acted: torch.Tensor | None,
         ended: torch.Tensor,
     ) -> None:
-        """Keep what the next step needs, and begin anew where an episode ended; reads nothing.
+        """Keep what the next step needs, and start again where an episode ended; reads nothing.
 
         Args:
             action: the actions, ``[n, …]``.
@@ -141,15 +141,14 @@ class ActingMemory:
             "is_first": torch.zeros_like(ended),
             STATE: state,
         }
+        columns = {}
         for name, column in self.columns.items():
             values = inputs[name]
             assert values is not None
             if acted is not None:
                 values = _where(acted, values, column)
-            self.columns = {
-                **self.columns,
-                name: _where(ended, self._first_columns[name], values),
-            }
+            columns[name] = _where(ended, self._first_columns[name], values)
+        self.columns = columns
 
     def restart_all(self) -> None:
         """Forget everything about all rows."""

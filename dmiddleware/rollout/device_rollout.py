@@ -19,7 +19,7 @@ from dmiddleware.model import action_mask_of
 from dmiddleware.policy import CollectMode, EvalMode
 from dmiddleware.policy.acting import info_names, previous_action_codec
 from dmiddleware.rl.returns import take_rows
-from dmiddleware.rollout.act_inputs import check_masks, sample_allowed
+from dmiddleware.rollout.act_inputs import check_masks, sample_allowed, usable_mask
 from dmiddleware.rollout.acting_memory import ActingMemory
 from dmiddleware.rollout.episode_info import SUCCESS_KEYS
 from dmiddleware.rollout.stepper import check_output, check_replaceable
@@ -182,8 +182,7 @@ class DeviceRollout:
                     first_new_id += self._env_num
                     break
         rows = self._take(n_steps)
-        iteration = torch.full_like(rows["done"], train_iter, dtype=torch.int64)
-        rows["collect_iter"] = iteration
+        rows["collect_iter"] = torch.full_like(rows["done"], train_iter, dtype=torch.int64)
         return self._read(rows, first_new_id, n_dropped)
 
     def _n_missing(self, n_steps: int) -> int:
@@ -283,20 +282,19 @@ class DeviceRollout:
             if column is None:
                 return None
             mask = column != 0
-        return mask | ~mask.any(-1, keepdim=True)
+        return usable_mask(mask)
 
     def _next_masks(self, step: DeviceStep, done: torch.Tensor) -> torch.Tensor:
         """Return the masks of the successors; all is allowed where nothing tells the last one."""
         mask = action_mask_of(step.next_obs)
         if mask is not None:
-            return mask | ~mask.any(-1, keepdim=True)
+            return usable_mask(mask)
         mask = self._masks()
         assert mask is not None
         last = None if step.last_infos is None else step.last_infos.get(_MASK)
         if not isinstance(last, torch.Tensor) or last.shape != mask.shape:
             return mask | done.unsqueeze(-1)
-        allowed = (last != 0) | ~(last != 0).any(-1, keepdim=True)
-        return allowed.where(done.unsqueeze(-1), mask)
+        return usable_mask(last != 0).where(done.unsqueeze(-1), mask)
 
     def _random_action(self, replaced: Value) -> Value:
         """Draw actions on the host; so masks are read there."""

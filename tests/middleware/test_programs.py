@@ -229,7 +229,7 @@ GAMES = {
 
 
 class NoName:
-    """What is neither the name of an algorithm nor an env."""
+    """An object that is neither the name of an algorithm nor an env."""
 
 
 @pytest.mark.parametrize(

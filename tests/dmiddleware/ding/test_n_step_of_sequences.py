@@ -1,4 +1,4 @@
-"""Who sums the rewards of sequences."""
+"""The n-step rewards of sequences."""
 
 from collections.abc import Iterator
 

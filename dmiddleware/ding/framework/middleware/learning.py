@@ -105,7 +105,7 @@ def _has_burn_in(policy: Mapping[str, Any]) -> bool:
 
 
 class LaneReplay(DequeReplay):
-    """Holds lanes, sequences that may go on over the end of an episode, as IMPALA learns them."""
+    """Holds lanes, sequences that may span several episodes, as IMPALA learns them."""
 
     def __init__(self, buffer: DequeBuffer, length: int) -> None:
         super().__init__(buffer, whole_episodes=True)
