@@ -481,6 +481,11 @@ def _adapted_collect_mode(mode: core.CollectMode) -> CollectMode:
             return data
         return to_rows(flatten_lead(batch))
 
+    if mode.spec.uses_ranks and getattr(mode.spec.settings, "reward_norm", False):
+        raise ConfigError(
+            "reward_norm sums over the ranks of multi_gpu once for each collected batch, but this "
+            "collector scales each trajectory; set reward_norm=False, or collect in a chain"
+        )
     attributes = _Attributes(mode.spec)
     return CollectMode(
         forward=_acting_on_both(mode),
