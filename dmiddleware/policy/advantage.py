@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from dmiddleware.distributed import sum_over_ranks
 from dmiddleware.policy.actor_critic import ActorCriticPolicy, ActorCriticSettings
 from dmiddleware.policy.agents import present_agents
 from dmiddleware.policy.component import Component
@@ -144,26 +142,25 @@ class AdvantagePolicy(ActorCriticPolicy):
         if not self.cfg.adv_norm:
             return adv
         if self.reducer is not None:
-            return self._standardized_over_ranks(batch, weight)
+            return self._standardized_over_ranks(adv, weight)
         if weight is not None:
             centered = adv - (adv * weight).mean()
             return centered / ((centered.square() * weight).mean().sqrt() + 1e-8)
         return adv if adv.numel() < 2 else (adv - adv.mean()) / (adv.std() + 1e-8)
 
     def _standardized_over_ranks(
-        self, batch: Columns, weight: torch.Tensor | None
+        self, adv: torch.Tensor, weight: torch.Tensor | None
     ) -> torch.Tensor:
         """Return advantages with mean 0 and standard deviation 1 over the rows of all ranks."""
-        adv: torch.Tensor = batch["adv"]
-        wide, n_rows = adv.double(), adv.numel()
-        present: float | torch.Tensor = 1.0
-        if weight is not None:  # of mean 1 over the rows of this rank
-            n_rows = self.n_learned_rows(batch)
-            present = weight * (n_rows / adv.numel())
-        n_all, total = sum_over_ranks([n_rows, (wide * present).sum().item()])
-        n_free = n_all - 1 if weight is None else n_all
-        if n_free < 1:
-            return adv
-        mean = total / n_all
-        (squares,) = sum_over_ranks([((wide - mean).square() * present).sum().item()])
-        return (adv - mean) / (math.sqrt(squares / n_free) + 1e-8)
+        assert self.reducer is not None
+        wide = adv.double()
+        counts = torch.ones_like(wide) if weight is None else (weight > 0).double()
+        sums = torch.stack([counts.sum(), (wide * counts).sum()])
+        self.reducer.add(sums)
+        n_rows = sums[0]
+        centered = wide - sums[1] / n_rows
+        squares = (centered.square() * counts).sum()
+        self.reducer.add(squares)
+        n_free = n_rows - 1.0 if weight is None else n_rows
+        scaled = (centered / ((squares / n_free).sqrt() + 1e-8)).to(adv.dtype)
+        return torch.where(n_free > 0, scaled, adv)

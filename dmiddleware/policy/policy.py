@@ -828,8 +828,7 @@ class Policy:
         batch = to_device(batch, self.device) if self.on_gpu else batch
         batch = self.check_batch(standard_columns(batch))
         if self.reducer is not None:
-            self.share_statistics()
-            self.obs_norm.follow()
+            self._meet_ranks(self.reducer, batch)
         if self.obs_norm.of_dataset and not self.obs_norm.has_seen_all:
             raise ConfigError(
                 f"{type(self).__name__} has obs_norm=True, but knows nothing of the data set yet; "
@@ -838,11 +837,15 @@ class Policy:
             )
         if not self.model.training:
             self.set_training(True)
-        if self.reducer is not None:
-            self.reducer.begin(self.n_learned_rows(batch))
         output = self.learn(batch, **kwargs)
         update_outputs(output, user=f"{type(self).__name__}.learn")
         return output
+
+    def _meet_ranks(self, reducer: GradientReducer, batch: Batch) -> None:
+        """Exchange with the other ranks what an update needs; every rank calls it for each."""
+        self.share_statistics()
+        self.obs_norm.follow()
+        reducer.begin(self.n_learned_rows(batch))
 
     def _prepare_to_learn(self) -> None:
         self._runner = UpdateRunner(
@@ -860,7 +863,7 @@ class Policy:
     def _join_ranks(self) -> None:
         """Give all ranks the same parameters, and average the gradients of the updates."""
         require_process_group()
-        overlap = not self.cfg.bp_update_sync
+        overlap = not (self.cfg.bp_update_sync or self.cfg.compile)
         if rank_and_world_size()[1] > 1:
             broadcast_model(self.model)
             self.reducer = GradientReducer(self.model, overlap=overlap)

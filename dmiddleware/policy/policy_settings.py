@@ -45,11 +45,6 @@ class PolicySettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(
-            not (self.compile and self.multi_gpu),
-            "compile",
-            "False with multi_gpu, because ranks exchange gradients within the update",
-        )
-        self.require(
             not self.compile or torch.__version__ >= _COMPILES_FROM,
             "compile",
             f"False with torch {torch.__version__}; compiled updates need torch "
