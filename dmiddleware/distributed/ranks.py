@@ -422,9 +422,11 @@ class GradientReducer:
         Args:
             model: None: the reducer's own. With ``overlap``, only its reductions start earlier.
         """
-        is_whole = model is None or model is self._model
-        if not is_whole or not self._hooks:
-            self._reduce_in_buckets(self._parameters if is_whole else _trained_parameters(model))
+        if model is not None and model is not self._model:
+            self._reduce_in_buckets(_trained_parameters(model))
+            return
+        if not self._hooks:
+            self._reduce_in_buckets(self._parameters)
             return
         self._start_until(len(self._parameters))
         with collective():

@@ -28,7 +28,7 @@ class PolicySettings(Settings):
     multi_gpu: bool = False
     """Whether to average gradients over the ranks of torch.distributed."""
     bp_update_sync: bool = True
-    """With multi_gpu: False overlaps the averaging of gradients with backward."""
+    """With multi_gpu: False overlaps the averaging of gradients with backward, unless compiled."""
     seed: Annotated[Whole | None, BY_PROGRAM] = None
     """Seed of the initial weights and of acting; None uses torch's seed."""
     model: Options = dataclasses.field(default_factory=dict)

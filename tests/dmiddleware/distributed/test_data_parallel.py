@@ -239,7 +239,12 @@ VALUES = {"obs_norm": True, "value_norm": True, "adv_norm": True}
 TEAM = MASKED[IPPOPolicy][1]
 NORMALIZED = {
     "dqn": (DQNPolicy, rows, SMALL, {"obs_norm": True, **LEARN}),
-    "ppo": (PPOPolicy, ppo_rows, SMALL, {**VALUES, "reward_norm": True, **LEARN}),
+    "ppo": (
+        PPOPolicy,
+        ppo_rows,
+        SMALL,
+        {**VALUES, "reward_norm": True, "target_kl": 100.0, **LEARN},
+    ),
     "a2c": (A2CPolicy, ppo_rows, SMALL, {**VALUES, "optimizer_eps": 0.1}),
     "ppg": (PPGPolicy, ppo_rows, SMALL, {**VALUES, "batch_size": 1000, "aux_freq": 3, **LEARN}),
     "ippo": (IPPOPolicy, team_batch, TEAM, {**VALUES, **LEARN}),
@@ -261,10 +266,10 @@ def see(policy, batch):
     return batch
 
 
-def train_normalized(name, rank, split=None, *, stops=False):
+def train_normalized(name, rank, split=None, *, stops=False, **further):
     """Learn from 8 batches of 16 rows of which each rank sees a part, with all statistics."""
     cls, make_rows, model, options = NORMALIZED[name]
-    cfg = {"model": model, "seed": 0, "multi_gpu": split is not None, **options}
+    cfg = {"model": model, "seed": 0, "multi_gpu": split is not None, **options, **further}
     policy = cls(cfg)
     for seed in range(8):
         # Observations and returns that are far from mean 0, and not alike.
@@ -291,6 +296,15 @@ def train_normalized(name, rank, split=None, *, stops=False):
     obs = policy.obs_norm(as_tree(make_rows(16, 0))["obs"])
     normalizers["obs"] = obs["agents"] if name == "ippo" else obs
     return {k: v.tolist() for k, v in {**state["model"], **normalizers}.items()}
+
+
+def train_compiled(rank, *, names, backend):
+    """Return what the ranks learn without and with a compiler."""
+    torch.compile = partial(torch.compile, backend=backend)  # the process ends with this job
+    return {
+        name: [train_normalized(name, rank, split=11, compile=compile) for compile in (False, True)]
+        for name in names
+    }
 
 
 def sum_and_gather(rank):
@@ -386,6 +400,25 @@ def test_ranks_normalize_by_what_all_of_them_see(ranks, name):
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
 def test_ranks_that_resume_have_the_statistics_of_those_that_never_stopped(ranks, name):
     assert ranks[f"{name} stopped"] == ranks[f"{name} normalized"]
+
+
+@pytest.mark.compiled
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("names", "backend"), [(["ppo", "ppg", "ippo"], "aot_eager"), (["dqn"], "inductor")]
+)
+def test_ranks_that_compile_learn_what_they_learn_without(names, backend):
+    job = partial(train_compiled, names=names, backend=backend)
+    first, second = run_ranks(job, deadline_s=540)
+    assert first == second
+    for name in names:
+        eager, compiled = first[name]
+        for parameter, value in eager.items():
+            torch.testing.assert_close(
+                torch.tensor(compiled[parameter]), torch.tensor(value), rtol=1e-5, atol=1e-6
+            )
 
 
 @pytest.mark.process
