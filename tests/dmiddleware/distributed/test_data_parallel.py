@@ -307,6 +307,15 @@ def train_compiled(rank, *, names, backend):
     }
 
 
+def collect_by_trajectory(rank):
+    policy = PPOPolicy({"model": SMALL, "multi_gpu": True, "reward_norm": True})
+    try:
+        classic.as_collect_mode(policy, user="SampleSerialCollector")
+    except ConfigError as error:
+        return str(error)
+    return "collects"
+
+
 def sum_and_gather(rank):
     assert rank_and_world_size() == (rank, WORLD)
     assert sum_over_ranks([1.5, rank]) == [3.0, 1.0]
@@ -326,6 +335,7 @@ JOBS = {
         f"{name} stopped": partial(train_normalized, name, split=11, stops=True)
         for name in ("dqn", "ppo")
     },
+    "trajectories": collect_by_trajectory,
     "gather": sum_and_gather,
     "half": lambda rank: train_half(rank, overlap=False),
     "half overlapping": lambda rank: train_half(rank, overlap=True),
@@ -400,6 +410,12 @@ def test_ranks_normalize_by_what_all_of_them_see(ranks, name):
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
 def test_ranks_that_resume_have_the_statistics_of_those_that_never_stopped(ranks, name):
     assert ranks[f"{name} stopped"] == ranks[f"{name} normalized"]
+
+
+@pytest.mark.process
+def test_workers_that_scale_rewards_by_trajectory_refuse_several_ranks(ranks):
+    for message in ranks["trajectories"]:
+        assert message.startswith("reward_norm must be False: ")
 
 
 @pytest.mark.compiled
