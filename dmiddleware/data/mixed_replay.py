@@ -34,7 +34,7 @@ class MixedReplaySettings(Settings):
 class MixedReplay(TakesSettings[MixedReplaySettings]):
     """A replay buffer whose samples come from two others, in a fixed or scheduled ratio.
 
-    What is pushed goes to ``own``. Samples have the columns that both buffers have, and
+    Pushed rows go to ``own``. Samples have the columns that both buffers have, and
     ``is_expert``, bool: whether a row is a demonstration. Both buffers may be of any kind, also
     prioritized, or with sequences; both take n-step length, discount and burn-in from the policy.
 
