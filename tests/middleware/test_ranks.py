@@ -77,6 +77,7 @@ def train_dqn(
         seed=3,
         batch_size=32,
         eps=Schedule.linear(1.0, 0.05, decay=200),
+        obs_norm=True,
         multi_gpu=rank_and_world_size()[1] > 1,
     )
     experiment = Experiment(RunFolder(run) if resume else str(run), policy, n_fresh_episode=2)
