@@ -44,6 +44,12 @@ class PolicySettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        mode: object = self.compile
+        self.require(
+            not (mode == "graphs" and self.multi_gpu),
+            "compile",
+            "True or False with multi_gpu, because a CUDA graph cannot wait for other ranks",
+        )
         self.require(
             not self.compile or torch.__version__ >= _COMPILES_FROM,
             "compile",

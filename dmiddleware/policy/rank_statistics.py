@@ -27,22 +27,15 @@ class RankMeanStd(RunningMeanStd):
 
     Args:
         shape: as in the base class.
-        eps: likewise.
-        device: likewise.
+        **options: likewise.
 
     Attributes:
         unshared: the statistics of what this rank has seen since the ranks last shared.
     """
 
-    def __init__(
-        self,
-        shape: Sequence[int] = (),
-        *,
-        eps: float = 1e-8,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(shape, eps=eps, device=device)
-        self._options: dict[str, Any] = {"shape": tuple(shape), "eps": eps, "device": device}
+    def __init__(self, shape: Sequence[int] = (), **options: Any) -> None:
+        super().__init__(shape, **options)
+        self._options = {"shape": shape, **options}
         self.clear()
 
     def clear(self) -> None:
@@ -78,15 +71,9 @@ class RankStatistics:
     def __init__(self) -> None:
         self._statistics: list[RankMeanStd] = []
 
-    def make(
-        self,
-        shape: Sequence[int] = (),
-        *,
-        eps: float = 1e-8,
-        device: torch.device | str = "cpu",
-    ) -> RankMeanStd:
+    def make(self, shape: Sequence[int] = (), **options: Any) -> RankMeanStd:
         """Return new statistics; all ranks must make the same ones in the same order."""
-        statistics = RankMeanStd(shape, eps=eps, device=device)
+        statistics = RankMeanStd(shape, **options)
         self._statistics.append(statistics)
         return statistics
 
