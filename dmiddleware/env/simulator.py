@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from dmiddleware.errors import ConfigError, EnvProtocolError
 
-__all__ = ["SimulatorEnv"]
+__all__ = ["Groups", "SimulatorEnv", "chosen_groups", "chosen_spaces"]
+
+Groups: TypeAlias = str | tuple[str, ...] | None
+"""Which entries of observations that are dictionaries to return; one name gives its tensor."""
 
 _TIME_OUTS: Final = ("time_outs", "TimeLimit.truncated")
 
@@ -51,14 +56,18 @@ class SimulatorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         *,
         observation_space: spaces.Space[Any] | None = None,
         action_space: spaces.Space[Any] | None = None,
-        groups: str | tuple[str, ...] | None = None,
+        groups: Groups = None,
         **options: Any,
     ) -> None:
         self.simulator = simulator(**options) if callable(simulator) else simulator
         self.groups = groups
         self.num_envs = int(_needed(self._base, "num_envs"))
-        self.single_observation_space = observation_space or self._chosen_space()
-        self.single_action_space = action_space or _needed(self._base, "single_action_space")
+        self.single_observation_space = observation_space or chosen_spaces(
+            _as_space(_needed(self._base, "single_observation_space")), groups
+        )
+        self.single_action_space = action_space or _as_space(
+            _needed(self._base, "single_action_space")
+        )
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._last: Any = None
@@ -67,25 +76,17 @@ class SimulatorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     def _base(self) -> Any:
         return getattr(self.simulator, "unwrapped", self.simulator)
 
-    def _chosen_space(self) -> spaces.Space[Any]:
-        space: spaces.Space[Any] = _needed(self._base, "single_observation_space")
-        if not isinstance(space, spaces.Dict) or self.groups is None:
-            return space
-        if isinstance(self.groups, str):
-            return space[self.groups]
-        return spaces.Dict({name: space[name] for name in self.groups})
-
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Start an episode in every world; a seed reaches simulators that take one."""
-        if hasattr(self.simulator, "get_observations") and not hasattr(self._base, "spec"):
+        first = seed[0] if isinstance(seed, list | tuple) else seed
+        if "seed" in inspect.signature(self.simulator.reset).parameters:
+            obs, _ = self.simulator.reset(seed=first)
+        else:
             self.simulator.reset()
             result = self.simulator.get_observations()
             obs = result[0] if isinstance(result, tuple) else result
-        else:
-            first = seed[0] if isinstance(seed, list | tuple) else seed
-            obs, _ = self.simulator.reset(seed=first)
         self._last = self._chosen(obs)
         return self._last, {}
 
@@ -111,18 +112,48 @@ class SimulatorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def _chosen(self, obs: Any) -> Any:
         """Return a copy of the groups of observations, because simulators write to theirs."""
-        if not isinstance(obs, Mapping) and not hasattr(obs, "keys"):
-            return obs.clone()
-        groups = self.groups
-        if isinstance(groups, str):
-            return obs[groups].clone()
-        return {str(name): obs[name].clone() for name in (groups or obs.keys())}
+        return _copy(chosen_groups(obs, self.groups))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the simulator, if it can be closed."""
         close = getattr(self.simulator, "close", None)
         if close is not None:
             close()
+
+
+def chosen_spaces(space: spaces.Space[Any], groups: Groups) -> spaces.Space[Any]:
+    """Return the space of what :func:`chosen_groups` returns."""
+    if not isinstance(space, spaces.Dict) or groups is None:
+        return space
+    if isinstance(groups, str):
+        return space[groups]
+    return spaces.Dict({name: space[name] for name in groups})
+
+
+def chosen_groups(obs: Any, groups: Groups) -> Any:
+    """Return some groups of observations; those without names are returned as they are."""
+    if not hasattr(obs, "keys") or groups is None:
+        return obs
+    if isinstance(groups, str):
+        return obs[groups]
+    return {name: obs[name] for name in groups}
+
+
+def _copy(obs: Any) -> Any:
+    """Return copies of tensors in nested dicts, also where another mapping had them."""
+    if hasattr(obs, "keys"):
+        return {str(name): _copy(obs[name]) for name in obs.keys()}  # noqa: SIM118
+    return obs.clone()
+
+
+def _as_space(space: Any) -> spaces.Space[Any]:
+    """Return a space of Gymnasium for one of a simulator's, which has the same attributes."""
+    if isinstance(space, spaces.Space):
+        return space
+    if hasattr(space, "spaces"):
+        return spaces.Dict({name: _as_space(item) for name, item in space.spaces.items()})
+    dtype = np.dtype(space.dtype).type
+    return spaces.Box(space.low, space.high, tuple(space.shape), dtype)
 
 
 def _needed(simulator: Any, name: str) -> Any:
