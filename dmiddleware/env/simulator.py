@@ -27,15 +27,16 @@ class SimulatorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     Two interfaces are known, both with tensors ``[E, …]`` of all worlds:
 
-    - that of Isaac Lab, mjlab and ManiSkill: ``reset()`` returns observations and extras, and
-      ``step(actions)`` observations, rewards, terminated, truncated and extras;
+    - that of Isaac Lab, mjlab and ManiSkill's ``ManiSkillVectorEnv``: ``reset()`` returns
+      observations and extras, and ``step(actions)`` observations, rewards, terminated, truncated
+      and extras;
     - that of rsl_rl's ``VecEnv``, which Genesis and legged_gym have: ``get_observations()``, and
       ``step(actions)``, which returns observations, rewards, dones and extras with ``time_outs``.
 
     Observations are a tensor, or a dictionary of tensors by group. A world that ends is reset in
-    the same step, and these simulators do not return its last observation. Where an episode was
-    cut, ``final_obs`` is the observation before it instead, one step too early, as rsl_rl
-    bootstraps.
+    the same step. Of these simulators, ManiSkill returns its last observation; for the others,
+    ``final_obs`` is the observation before it, one step too early, as rsl_rl bootstraps where an
+    episode was cut.
 
     Args:
         simulator: the simulator, or a function that makes it.
@@ -45,7 +46,8 @@ class SimulatorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             the simulator returns.
 
     Raises:
-        ConfigError: if the number of worlds or a space is not known.
+        ConfigError: if the number of worlds or a space is not known, and for an env of ManiSkill
+            that does not reset its worlds.
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -60,6 +62,7 @@ class SimulatorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         **options: Any,
     ) -> None:
         self.simulator = simulator(**options) if callable(simulator) else simulator
+        _check_resets(self.simulator)
         self.groups = groups
         self.num_envs = int(_needed(self._base, "num_envs"))
         self.single_observation_space = observation_space or chosen_spaces(
@@ -107,7 +110,9 @@ class SimulatorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             )
         before, self._last = self._last, self._chosen(obs)
         terminated, truncated = terminated.bool(), truncated.bool()
-        info = {**_columns(extras, self.num_envs), "final_obs": before}
+        final_obs = extras.get("final_observation")
+        info = _columns(extras.get("final_info", extras), self.num_envs)
+        info["final_obs"] = before if final_obs is None else self._chosen(final_obs)
         return self._last, reward, terminated, truncated & ~terminated, info
 
     def _chosen(self, obs: Any) -> Any:
@@ -154,6 +159,17 @@ def _as_space(space: Any) -> spaces.Space[Any]:
         return spaces.Dict({name: _as_space(item) for name, item in space.spaces.items()})
     dtype = np.dtype(space.dtype).type
     return spaces.Box(space.low, space.high, tuple(space.shape), dtype)
+
+
+def _check_resets(simulator: Any) -> None:
+    """Refuse what ``gym.make`` returns for ManiSkill: it steps on after the end of an episode."""
+    kinds = type(getattr(simulator, "unwrapped", simulator)).__mro__
+    is_of_maniskill = any(kind.__module__.startswith("mani_skill.") for kind in kinds)
+    if is_of_maniskill and not isinstance(simulator, gym.vector.VectorEnv):
+        raise ConfigError(
+            "envs of ManiSkill do not reset their worlds; wrap it: "
+            "mani_skill.vector.wrappers.gymnasium.ManiSkillVectorEnv(env)"
+        )
 
 
 def _needed(simulator: Any, name: str) -> Any:
