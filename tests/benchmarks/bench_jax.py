@@ -2,9 +2,9 @@
 
 PPO on 256 worlds of Brax's ant (its `spring` physics), on one core of the CPU, in turns with Brax's
 own PPO, which is compiled together with the simulator: the same physics, networks, batches and
-epochs; 16 steps of all worlds, and then 8 updates of 1,024 rows. Brax is not among the packages
-that `make bench` installs, because it needs others in versions of its own: install
-`dmiddleware[brax]` into an environment, and run `python -m tests.benchmarks jax` there.
+epochs; 16 steps of all worlds, and then 8 updates of 1,024 rows. `make bench` does not install
+Brax, because its PPO needs a JAX before 0.8: `pip install -e '.[brax,bench]' 'jax<0.8'` in another
+environment, and run `python -m tests.benchmarks jax` there.
 """
 
 from __future__ import annotations

@@ -64,14 +64,23 @@ def test_ppo_balances_the_pendulum_of_brax():
     pytest.importorskip("brax")
     name = "brax.envs:get_environment('inverted_pendulum')"
     envs = jax_envs(name, env_num=64, episode_length=1000)
-    policy = PPOPolicy.for_env(envs, seed=0, batch_size=512, learning_rate=1e-3)
+    policy = PPOPolicy.for_env(
+        envs,
+        seed=0,
+        batch_size=256,
+        epoch_per_collect=10,
+        learning_rate=1e-3,
+        discount=0.98,
+        entropy_weight=0.0,
+        value_norm=True,
+    )
     evaluated = jax_envs(name, episode_length=1000, seed=1)
     with Task(OnlineRLContext(), seed=0) as task:
-        task.use(InteractionEvaluator(policy, evaluated, n_episode=8, every_env_step=20_480))
-        task.use(StepCollector(policy, envs, n_sample=64 * 32))
+        task.use(InteractionEvaluator(policy, evaluated, n_episode=8, every_env_step=20_000))
+        task.use(StepCollector(policy, envs, n_sample=64 * 16))
         task.use(GAEEstimator(policy))
         task.use(OnPolicyLearner(policy))
-        task.use(TerminationChecker(max_env_step=200_000))
+        task.use(TerminationChecker(max_env_step=62_000))
         task.run()
         assert task.ctx.eval_value > 900
 
