@@ -97,9 +97,9 @@ class JaxEnv(gym.vector.VectorEnv[Any, Any, Any]):
         """Start an episode in every world."""
         if seed is not None:
             self._key = self._key_of(int(seed[0] if isinstance(seed, list | tuple) else seed))
-        self._worlds, seen = self._first(self._key)
+        self._worlds, arrays = self._first(self._key)
         self._key = self._worlds["key"]
-        obs, infos = self._to_torch(seen)
+        obs, infos = self._to_torch(arrays)
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
