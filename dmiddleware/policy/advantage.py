@@ -76,7 +76,7 @@ class AdvantagePolicy(ActorCriticPolicy):
             )
         self.return_stats: RunningMeanStd | None = None
         if self.cfg.value_norm:
-            self.return_stats = RunningMeanStd(device=self.device)
+            self.return_stats = RunningMeanStd(device=self.device, in_place=True)
 
     @cached_property
     def spec(self) -> PolicySpec:
