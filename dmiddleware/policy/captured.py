@@ -95,8 +95,8 @@ class CapturedFunction:
         """Run a call where calls are captured: on a stream beside the present one."""
         if not self._captures:
             return self._function(*arguments)
-        present = torch.cuda.current_stream()
-        self._stream = self._stream or torch.cuda.Stream()
+        stream: Any = torch.cuda.Stream
+        present, self._stream = torch.cuda.current_stream(), self._stream or stream()
         self._stream.wait_stream(present)
         with torch.cuda.stream(self._stream):
             output = self._function(*arguments)
