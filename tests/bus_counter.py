@@ -157,6 +157,10 @@ class _Calls(TorchFunctionMode):
             return func(_unmarked(first), *args[1:], **kwargs)
         if func is torch.nn.functional.one_hot and _is_marked(first):
             return _mark(func(_unmarked(first), *args[1:], **kwargs))  # it makes zeros inside
+        if func is torch.Tensor.new_tensor and _is_marked(first):
+            result = func(*args, **kwargs)
+            self._note_copy(result)
+            return _mark(result)
         if func is torch.Tensor.to:
             return self._moved(func, args, kwargs)
         device = kwargs.get("device")

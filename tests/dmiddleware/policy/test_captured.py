@@ -191,7 +191,7 @@ def test_a_run_with_replayed_acting_and_updates_is_the_one_without(
             place(policy)
             for part in parts:
                 task.use(part)
-            task.run(6)
+            task.run(2 if "epoch_per_collect" in options else 6)
             models.append(policy.learn_mode.state_dict()["model"])
         acting = [graph for graph in recorded if graph.generators]
         assert len(acting) == (compiles == "graphs")
@@ -238,7 +238,7 @@ def test_a_call_that_is_captured_waits_for_nothing_and_copies_nothing(
         place(policy)
         for part in parts:
             task.use(part)
-        task.run(6)
+        task.run(2 if "epoch_per_collect" in options else 6)
     assert len(calls) > 2 * WARM_UP
     assert set(calls[WARM_UP:]) == {(0, 0)}
 
