@@ -26,6 +26,7 @@ import torch
 from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
+from dmiddleware.errors import DMiddlewareError
 from dmiddleware.policy import PPOPolicy, SACPolicy, TD3Policy
 from middleware import (
     DataPusher,
@@ -145,7 +146,7 @@ def print_rows(setting: Setting, *, small: bool, modes: list[str]) -> None:
         outcome: dict[str, Any] = {"mode": mode}
         try:
             outcome["rate"] = rate(setting, MODES[mode], small=small)
-        except Exception as error:
+        except (DMiddlewareError, RuntimeError, ValueError, ImportError, OSError) as error:
             outcome["error"] = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
         print(json.dumps(outcome), flush=True)
 
