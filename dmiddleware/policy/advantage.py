@@ -70,7 +70,7 @@ class AdvantagePolicy(ActorCriticPolicy):
             )
         self.return_stats: RunningMeanStd | None = None
         if self.cfg.value_norm:
-            self.return_stats = self.make_statistics(device=self.device)
+            self.return_stats = self.make_statistics(device=self.device, in_place=True)
 
     @cached_property
     def spec(self) -> PolicySpec:

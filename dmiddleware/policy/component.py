@@ -255,6 +255,22 @@ class Component(Generic[M_co]):
         else:
             self._apply = OpaqueStep(optimizer, self._parameters)
 
+    def require_capturable(self, name: str) -> None:
+        """Refuse an optimizer whose steps read values back, which a CUDA graph cannot contain.
+
+        Args:
+            name: the component's, for the message.
+
+        Raises:
+            ConfigError: if it is another one than those of :func:`adam` and :func:`rmsprop`.
+        """
+        if isinstance(self._apply, OpaqueStep):
+            raise ConfigError(
+                f'compile must not be "graphs" with the {type(self.optimizer).__name__} of {name}, '
+                "because its steps read back whether to be made; set compile=True, or use "
+                "adam(...) or rmsprop(...)"
+            )
+
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the optimizer, but not its options: the component keeps its own.
 

@@ -34,6 +34,8 @@ from dmiddleware.policy.acting import (
 )
 from dmiddleware.policy.action_codec import ActionCodec, ActorSettings, mask_of
 from dmiddleware.policy.agents import present_agents, present_observations
+from dmiddleware.policy.autocast import compute_in_bfloat16
+from dmiddleware.policy.captured import CapturedFunction
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.component_attributes import set_components
 from dmiddleware.policy.env_spaces import (
@@ -230,6 +232,13 @@ class Policy:
         self.counters = Counters()
         self.schedules = self._schedules()
         self._present: Sequence[tuple[Schedule, float | torch.Tensor]] = ()
+        self._captured_acting = CapturedFunction(
+            self._act_in_step,
+            self.device,
+            user=f"{type(self).__name__}.act_collect",
+            generators=self._acting_generators,
+        )
+        self._replay_acting = self._act_captured if self.cfg.compile == "graphs" else None
         self._hooks = self._declared_hooks()
         if not any("action_mask" in (hook.keywords or ()) for hook in self._hooks.values()):
             # Methods that do not take it need no masks.
@@ -254,6 +263,8 @@ class Policy:
         for component in self.components.values():
             if isinstance(component.module, nn.Module):
                 component.module.to(self.device)
+        if self.cfg.autocast is not None:
+            self._compute_in_bfloat16()
         self._state = PolicyState(
             self.model, self.components, self._generators, type(self).__name__
         )
@@ -860,6 +871,13 @@ class Policy:
         )
         self._present = self._runner.present
 
+    def _compute_in_bfloat16(self) -> None:
+        """Let the networks compute in bfloat16; targets are copies of them."""
+        modules = [self.model, *(component.module for component in self.components.values())]
+        for network in {id(module): module for module in modules}.values():
+            if isinstance(network, nn.Module):
+                compute_in_bfloat16(network)
+
     def _join_ranks(self) -> None:
         """Give all ranks the same parameters, and average the gradients of the updates."""
         require_process_group()
@@ -891,7 +909,8 @@ class Policy:
                     kwargs[name] = self.as_obs(kwargs[name])
             if self.obs_norm.is_on:
                 obs = self.obs_norm.collected(obs) if mode == "collect" else self.obs_norm(obs)
-            act = self.act_collect if mode == "collect" else self.act_eval
+            collect: Any = self._replay_acting or self.act_collect
+            act = collect if mode == "collect" else self.act_eval
             output = act(obs, np.asarray(env_id), **kwargs)
         if not isinstance(output, dict | Mapping) or "action" not in output:
             raise PolicyOutputError(
@@ -905,6 +924,20 @@ class Policy:
             mask, user = kwargs.get("action_mask"), f"{type(self).__name__}.act_{mode}"
             self.codec.check_allowed(data, acted, mask=mask, user=user)
         return acted
+
+    def _act_captured(
+        self, obs: Value, env_id: npt.NDArray[np.int64], **kwargs: Any
+    ) -> dict[str, Any]:
+        """Act as :meth:`act_collect` does; replay it for envs on the device that step together."""
+        if self._data_on_host or not np.array_equal(env_id, np.arange(len(env_id))):
+            return self.act_collect(obs, env_id, **kwargs)
+        return self._captured_acting(obs, len(env_id), kwargs)
+
+    def _act_in_step(self, obs: Value, n: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return self.act_collect(obs, np.arange(n), **kwargs)
+
+    def _acting_generators(self) -> tuple[torch.Generator, ...]:
+        return (self._generators.on_device.generator,)
 
     def _check_call(self, mode: Mode, kwargs: Mapping[str, Any]) -> None:
         """Check what can be wrong with a call of a mode's forward, whatever its data."""
@@ -1031,11 +1064,14 @@ class Policy:
         for name in ("target", "train_iter"):
             entry_of(state, name)
         self._state.load_learning(state)
+        self._runner.forget_captured()
+        self._captured_acting.forget()
         self.train_iter = int(state["train_iter"])
 
     def _load_acting_state(self, state: dict[str, Any]) -> None:
         self._state.load_acting(state)
         self._state.copy_targets()
+        self._captured_acting.forget()
 
 
 def _to_cpu(outputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import torch
 
@@ -33,8 +33,11 @@ class PolicySettings(Settings):
     """Seed of the initial weights and of acting; None uses torch's seed."""
     model: Options = dataclasses.field(default_factory=dict)
     """The network: `type` (a registered name) and the arguments of its class."""
-    compile: bool = False
-    """Whether to compile the update with torch.compile, which takes a minute at the start."""
+    compile: bool | Literal["graphs"] = False
+    """Whether to compile the update with torch.compile, which takes a minute at the start; 'graphs'
+    also replays it, and acting in envs on the GPU, as CUDA graphs (on the CPU it is True)."""
+    autocast: Literal["bfloat16"] | None = None
+    """The type of the networks' products, by torch.autocast; None: float32."""
     batch_size: Count = 64
     """Rows per update."""
 
