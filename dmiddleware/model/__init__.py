@@ -45,6 +45,7 @@ from dmiddleware.model.q_network import (
 from dmiddleware.model.recurrent import (
     CoreKind,
     RecurrentActorCritic,
+    RecurrentActorQ,
     RecurrentCore,
     RecurrentNetwork,
     RecurrentQNetwork,
@@ -99,6 +100,7 @@ __all__ = [
     "Network",
     "RecurrentNetwork",
     "RecurrentActorCritic",
+    "RecurrentActorQ",
     "RecurrentQNetwork",
     "RecurrentCore",
     "CoreKind",

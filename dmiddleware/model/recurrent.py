@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import nn
 
+from dmiddleware.errors import SpaceError
 from dmiddleware.model.actor_critic import ActorCritic
+from dmiddleware.model.actor_q import GaussianActor, QEnsemble
 from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import Init, Norm
 from dmiddleware.model.model_registry import MODEL_REGISTRY
@@ -29,6 +31,7 @@ from dmiddleware.tree import Nested
 __all__ = [
     "CoreKind",
     "RecurrentActorCritic",
+    "RecurrentActorQ",
     "RecurrentCore",
     "RecurrentNetwork",
     "RecurrentQNetwork",
@@ -166,13 +169,13 @@ class RecurrentNetwork(Network):
 
     Attributes:
         act_inputs: the keyword arguments of :meth:`forward` that the network needs.
-        head: the network that maps the core's features to outputs.
+        head: the module that maps the core's features to outputs.
 
     Raises:
         ValueError: if an option is invalid.
     """
 
-    head: Network
+    head: nn.Module
 
     def __init__(
         self,
@@ -232,8 +235,35 @@ class RecurrentNetwork(Network):
     ) -> dict[str, torch.Tensor]:
         """Return the head's outputs, and ``state`` ``[B, S]``, the state after the last step.
 
+        The arguments are those of :meth:`remember`.
+        """
+        features, state = self.remember(
+            obs,
+            state,
+            is_first=is_first,
+            prev_action=prev_action,
+            prev_reward=prev_reward,
+            within_episode=within_episode,
+        )
+        output: dict[str, torch.Tensor] = self.head(features)
+        output["state"] = state
+        return output
+
+    def remember(
+        self,
+        obs: Nested,
+        state: torch.Tensor,
+        *,
+        is_first: torch.Tensor,
+        prev_action: Nested | None = None,
+        prev_reward: torch.Tensor | None = None,
+        within_episode: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return features ``[T, B, F]``, and the state ``[B, S]`` after the last step.
+
         Args:
-            obs: sequences ``[T, B, …]``, time first, or a single step ``[B, …]``.
+            obs: sequences ``[T, B, …]``, time first, or a single step ``[B, …]``, of which features
+                are ``[B, F]``.
             state: ``[B, S]``, before the first step.
             is_first: ``[T, B]`` (or ``[B]``) bool, the first steps of episodes, before which the
                 state is set to zeros.
@@ -256,9 +286,7 @@ class RecurrentNetwork(Network):
         features = features[0] if is_step else features
         if self.residual:
             features = features + parts[0]
-        output: dict[str, torch.Tensor] = self.head(features)
-        output["state"] = state
-        return output
+        return features, state
 
 
 @MODEL_REGISTRY.register("recurrent_actor_critic")
@@ -347,3 +375,136 @@ class RecurrentQNetwork(RecurrentNetwork):
             dueling=dueling,
             **shared,
         )
+
+
+class _RecurrentActor(RecurrentNetwork):
+    """A :class:`GaussianActor` on the features of a memory."""
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        action_shape: ActionShape,
+        *,
+        hidden_sizes: Sequence[int],
+        deterministic: bool,
+        activation: str,
+        **options: Any,
+    ) -> None:
+        super().__init__(obs_shape, action_shape, activation=activation, **options)
+        self.head = GaussianActor(
+            self.core.out_features,
+            self.action_parts[0].sizes[0],
+            hidden_sizes=hidden_sizes,
+            deterministic=deterministic,
+            activation=activation,
+        )
+
+
+class _RecurrentCritics(RecurrentNetwork):
+    """A :class:`QEnsemble` on the features of a memory."""
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        action_shape: ActionShape,
+        *,
+        hidden_sizes: Sequence[int],
+        n_critics: int,
+        activation: str,
+        **options: Any,
+    ) -> None:
+        super().__init__(obs_shape, action_shape, activation=activation, **options)
+        self.head = QEnsemble(
+            self.core.out_features,
+            self.action_parts[0].sizes[0],
+            hidden_sizes=hidden_sizes,
+            n_critics=n_critics,
+            activation=activation,
+        )
+
+    def forward(  # type: ignore[override]  # the head takes actions, too
+        self, obs: Nested, state: torch.Tensor, *, action: torch.Tensor, **inputs: Any
+    ) -> dict[str, torch.Tensor]:
+        """Return ``q`` ``[n_critics, T, B]`` of actions ``[T, B, A]``, and the ``state``."""
+        features, state = self.remember(obs, state, **inputs)
+        q: torch.Tensor = self.head(features.flatten(0, -2), action.flatten(0, -2))
+        return {"q": q.reshape(-1, *features.shape[:-1]), "state": state}
+
+
+@MODEL_REGISTRY.register("recurrent_actor_q")
+class RecurrentActorQ(Network):
+    """An :class:`ActorQ` whose actor and critics have a memory each.
+
+    Ni et al., "Recurrent Model-Free RL Can Be a Strong Baseline for Many POMDPs" (2022), section
+    4.2: memories that actor and critics do not share, and that see the previous action and reward.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
+        action_shape: see :mod:`dmiddleware.model.spaces`.
+        action_space: ``"continuous"``.
+        actor_hidden_sizes: width of each hidden layer after the actor's memory.
+        critic_hidden_sizes: width of each hidden layer after the critics' memory.
+        n_critics: the number of critics, which share a memory.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`.
+        deterministic: the actor has no standard deviation.
+        **options: the other options of :class:`RecurrentNetwork`, for both memories.
+
+    Attributes:
+        actor: a :class:`RecurrentNetwork` with the outputs of a :class:`GaussianActor`.
+        critic: a :class:`RecurrentNetwork` whose forward takes the keyword ``action``
+            ``[T, B, A]``, and returns ``q`` ``[n_critics, T, B]`` and the ``state``.
+
+    Raises:
+        SpaceError: for actions that are not a Box.
+
+    Example:
+        >>> network = RecurrentActorQ(3, 2, prev_reward=False)
+        >>> rows = {"prev_action": torch.zeros(10, 4, 2), "is_first": torch.zeros(10, 4) > 0}
+        >>> obs, state = torch.zeros(10, 4, 3), network.critic.initial_state(4)
+        >>> network.critic(obs, state, action=torch.zeros(10, 4, 2), **rows)["q"].shape
+        torch.Size([2, 10, 4])
+    """
+
+    options_of: ClassVar[type[nn.Module]] = RecurrentNetwork
+    """The parts that take further options."""
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        action_shape: ActionShape,
+        *,
+        action_space: ActionKind = "continuous",
+        actor_hidden_sizes: Sequence[int] = (128,),
+        critic_hidden_sizes: Sequence[int] = (128,),
+        n_critics: int = 2,
+        activation: str = "relu",
+        deterministic: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(obs_shape, action_shape, action_space=action_space)
+        (part, *more) = self.action_parts
+        if more or part.kind != "continuous":
+            raise SpaceError(
+                f"RecurrentActorQ needs a Box of actions, got {action_space}; use recurrent PPO or "
+                "R2D2 for others"
+            )
+        shared: dict[str, Any] = {
+            **options,
+            "action_space": action_space,
+            "activation": activation,
+        }
+        self.actor: RecurrentNetwork = _RecurrentActor(
+            obs_shape,
+            action_shape,
+            hidden_sizes=actor_hidden_sizes,
+            deterministic=deterministic,
+            **shared,
+        )
+        self.critic: RecurrentNetwork = _RecurrentCritics(
+            obs_shape, action_shape, hidden_sizes=critic_hidden_sizes, n_critics=n_critics, **shared
+        )
+
+    def forward(self, obs: Nested, state: torch.Tensor, **inputs: Any) -> dict[str, torch.Tensor]:
+        """Return what the actor does; see :meth:`RecurrentNetwork.forward`."""
+        output: dict[str, torch.Tensor] = self.actor(obs, state, **inputs)
+        return output

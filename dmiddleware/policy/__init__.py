@@ -66,6 +66,12 @@ from dmiddleware.policy.qmix import QMIXPolicy, QMIXSettings, VDNPolicy, VDNSett
 from dmiddleware.policy.r2d2 import R2D2Policy, R2D2Settings
 from dmiddleware.policy.rainbow import RainbowPolicy, RainbowSettings
 from dmiddleware.policy.recurrent import Memory
+from dmiddleware.policy.recurrent_actor_q import (
+    RecurrentSACPolicy,
+    RecurrentSACSettings,
+    RecurrentTD3Policy,
+    RecurrentTD3Settings,
+)
 from dmiddleware.policy.recurrent_ppo import RecurrentPPOPolicy, RecurrentPPOSettings
 from dmiddleware.policy.sac import SACPolicy, SACSettings
 from dmiddleware.policy.sql import SQLPolicy, SQLSettings
@@ -177,6 +183,10 @@ __all__ = [
     "TQCSettings",
     "CrossQPolicy",
     "CrossQSettings",
+    "RecurrentSACPolicy",
+    "RecurrentSACSettings",
+    "RecurrentTD3Policy",
+    "RecurrentTD3Settings",
     "BCPolicy",
     "BCSettings",
     "TD3BCPolicy",

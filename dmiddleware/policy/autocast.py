@@ -12,7 +12,10 @@ from dmiddleware.tree import map_leaves
 
 __all__ = ["compute_in_bfloat16"]
 
-_METHODS: Final = ("forward", "compute_actor", "compute_critic", "encode", "decode", "mix")
+_METHODS: Final = (
+    *("forward", "compute_actor", "compute_critic", "encode", "decode", "mix"),
+    "remember",
+)
 """What policies call of a network."""
 
 

@@ -90,7 +90,7 @@ class DDPGPolicy(TDPolicy):
 
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
         """Refuse an actor or critics of other actions; see :meth:`Policy.check_outputs`."""
-        output: dict[str, torch.Tensor] = self.actor.module(obs)
+        output = self.actor_outputs(self.actor.module, obs)
         self.codec.check_outputs(output)
         self.value_of(obs, torch.zeros_like(output["mu"]))
 
@@ -112,13 +112,13 @@ class DDPGPolicy(TDPolicy):
     ) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
         with torch.no_grad():
-            next_action = _actions(self.actor.target, batch["next_obs"])
+            next_action = self.actions_of(self.actor.target, batch["next_obs"])
             next_action = (next_action + noise).clamp(-1.0, 1.0)
         critic_loss, priority, logged = self.critic_loss_of(batch, next_action)
         self.critic.step(critic_loss)
         output = {"total_loss": critic_loss, "critic_loss": critic_loss, **logged}
         if moves_actor:
-            chosen = _actions(self.actor.module, batch["obs"])
+            chosen = self.actions_of(self.actor.module, batch["obs"])
             actor_loss = self.actor_loss_of(batch, chosen, self.value_of(batch["obs"], chosen))
             self.actor.step(actor_loss)
             output["actor_loss"] = actor_loss
@@ -136,17 +136,25 @@ class DDPGPolicy(TDPolicy):
             next_action: ``[B, A]``, raw actions for the next observations.
         """
         with torch.no_grad():
-            next_value = _values(self.critic.target, batch["next_obs"], next_action).amin(0)
-        q = _values(self.critic.module, batch["obs"], self.codec.to_raw(batch["action"]))
+            next_value = self.critics(self.critic.target, batch["next_obs"], next_action).amin(0)
+        q = self.critics(self.critic.module, batch["obs"], self.codec.to_raw(batch["action"]))
         target = self.td_target(batch, next_value)
         loss, td_error = ensemble_td_loss(q, target, weight=batch.get("weight"))
-        logged = {"q_value": q.mean(), "target_q_value": target.mean(), "td_error": td_error.mean()}
+        logged = self.row_means(batch, q_value=q, target_q_value=target, td_error=td_error)
         return loss, td_error, logged
 
     def value_of(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
         """Return ``[B]``, the values of raw actions ``[B, A]`` that the actor maximizes."""
         # The first critic judges, as in TD3.
-        return _values(self.critic.module, obs, action)[0]
+        return self.critics(self.critic.module, obs, action)[0]
+
+    def actions_of(self, actor: nn.Module, obs: Value) -> torch.Tensor:
+        """Return the raw actions ``[B, A]`` of an actor or its target, in ``(-1, 1)``."""
+        return self.actor_outputs(actor, obs)["mu"].tanh()
+
+    def critics(self, critic: nn.Module, obs: Value, action: torch.Tensor) -> torch.Tensor:
+        """Return ``[n_critics, B]``, the values of actions ``[B, A]`` by critics or targets."""
+        return critic_values(critic(obs, action), len(action))
 
     def actor_loss_of(self, batch: Columns, chosen: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """Return the actor's loss.
@@ -156,7 +164,7 @@ class DDPGPolicy(TDPolicy):
             chosen: ``[B, A]`` the actor's raw actions.
             q: ``[B]`` their values.
         """
-        return -q.mean()
+        return -self.row_mean(q, batch)
 
     def initial_state(self, n: int) -> torch.Tensor | None:
         """Return zeros ``[n, A]``, where Ornstein-Uhlenbeck noise starts; None: it is Gaussian."""
@@ -171,14 +179,9 @@ class DDPGPolicy(TDPolicy):
         action_mask: Nested | None = None,
     ) -> dict[str, Any]:
         """Act with noise; see :meth:`Policy.act_collect`."""
-        cfg = self.cfg
-        raw = self.acting_distribution(self.actor_output(obs), obs, None).mode()
-        assert isinstance(raw, torch.Tensor)
-        noise = cfg.noise_sigma * torch.randn(
-            raw.shape, generator=self.generator, device=raw.device
-        )
+        raw, noise = self.raw_and_noise(self.actor_output(obs), obs)
         # The codec clips what leaves the Box.
-        if cfg.noise == "gaussian":
+        if self.cfg.noise == "gaussian":
             return {"action": self.codec.to_env(raw + noise)}
         if state is None:
             raise PolicyError(
@@ -186,8 +189,17 @@ class DDPGPolicy(TDPolicy):
                 "policy.initial_state(n_envs), and then what forward returned as state"
             )
         # One step of the process with mean 0 (Uhlenbeck and Ornstein, 1930).
-        noise += (1.0 - cfg.noise_theta) * state.to(noise.device)
+        noise += (1.0 - self.cfg.noise_theta) * state.to(noise.device)
         return {"action": self.codec.to_env(raw + noise), "state": noise}
+
+    def raw_and_noise(
+        self, output: dict[str, torch.Tensor], obs: Value
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the raw actions ``[E, A]`` of the actor's output, and Gaussian noise for them."""
+        raw = self.acting_distribution(output, obs, None).mode()
+        assert isinstance(raw, torch.Tensor)
+        drawn = torch.randn(raw.shape, generator=self.generator, device=raw.device)
+        return raw, self.cfg.noise_sigma * drawn
 
     def act_eval(
         self, obs: Value, env_id: np.ndarray, *, state: torch.Tensor | None = None, **kwargs: Any
@@ -195,17 +207,6 @@ class DDPGPolicy(TDPolicy):
         """Act without noise; see :meth:`Policy.act_eval`."""
         output = super().act_eval(obs, env_id, **kwargs)
         return output if state is None else {**output, "state": state}
-
-
-def _actions(actor: nn.Module, obs: Value) -> torch.Tensor:
-    """Return the raw actions ``[B, A]`` of a deterministic actor, in ``(-1, 1)``."""
-    mu: torch.Tensor = actor(obs)["mu"]
-    return mu.tanh()
-
-
-def _values(critic: nn.Module, obs: Value, action: torch.Tensor) -> torch.Tensor:
-    """Return ``[n_critics, B]``, the values of actions ``[B, A]``."""
-    return critic_values(critic(obs, action), len(action))
 
 
 class TD3Settings(DDPGSettings):

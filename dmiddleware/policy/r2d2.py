@@ -7,13 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from dmiddleware.errors import StructureError
 from dmiddleware.model import RecurrentNetwork
 from dmiddleware.policy.action_codec import mask_of
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
-from dmiddleware.policy.recurrent import Memory
+from dmiddleware.policy.recurrent import Memory, check_sequences, with_successors
 from dmiddleware.rl import (
     mask_logit,
     nstep_return,
@@ -26,7 +25,7 @@ from dmiddleware.rl import (
 )
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import Fraction, Whole
-from dmiddleware.tree import Batch, Columns, Nested, Value, index_rows, map_leaves
+from dmiddleware.tree import Batch, Columns, Nested, Value, index_rows
 
 __all__ = ["R2D2Policy", "R2D2Settings"]
 
@@ -143,14 +142,7 @@ class R2D2Policy(QLearningPolicy):
 
     def check_batch(self, batch: Batch) -> Batch:
         """Refuse a batch that does not consist of sequences."""
-        shape, n_state_dims = tuple(batch["mask"].shape), batch["state"].dim()
-        if len(shape) != 2 or shape[0] <= self.burn_in or n_state_dims != 2:
-            raise StructureError(
-                f"{type(self).__name__} learns from sequences [T, B, …] of more than burn_in="
-                f"{self.burn_in} rows, with one state [B, S] for each, but the column mask has "
-                f"shape {shape} and the state {n_state_dims} dimensions; build the buffer with "
-                "unroll_len, and learn with OffPolicyLearner"
-            )
+        check_sequences(batch, burn_in=self.burn_in, user=type(self).__name__)
         return super().check_batch(batch)
 
     def n_learned_rows(self, batch: Columns) -> int:
@@ -189,11 +181,11 @@ class R2D2Policy(QLearningPolicy):
         These are the values of the observations of the ``L`` rows after the burn-in, and of the
         successor of the last one.
         """
-        obs = _with_successors(batch["obs"], batch["next_obs"])
+        obs = with_successors(batch["obs"], batch["next_obs"])
         inputs = {
-            "is_first": _with_successors(batch["is_first"], torch.zeros_like(batch["is_first"])),
+            "is_first": with_successors(batch["is_first"], torch.zeros_like(batch["is_first"])),
             **{
-                name: _with_successors(batch[name], batch[source])
+                name: with_successors(batch[name], batch[source])
                 for name, source in (("prev_action", "action"), ("prev_reward", "reward"))
                 if name in batch
             },
@@ -249,8 +241,3 @@ class R2D2Policy(QLearningPolicy):
 def _mean(column: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the mean of the rows ``[L, B]`` that are not padding, without gradient."""
     return column.masked_fill(~mask, 0.0).sum() / mask.sum()
-
-
-def _with_successors(column: Nested, successors: Nested) -> Any:
-    """Return ``[T + 1, …]``: the first row of a column, and what follows each of its rows."""
-    return map_leaves(lambda leaf, after: torch.cat([leaf[:1], after]), column, successors)

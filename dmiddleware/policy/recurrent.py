@@ -1,4 +1,4 @@
-"""The memory of a policy: what recurrent PPO and R2D2 have in common."""
+"""The memory of a policy: what algorithms with a recurrent network have in common."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from dmiddleware.errors import PolicyError
+from dmiddleware.errors import PolicyError, StructureError
 from dmiddleware.model import RecurrentNetwork
 from dmiddleware.policy.action_codec import ActionCodec
-from dmiddleware.tree import Columns, Nested
+from dmiddleware.tree import Batch, Columns, Nested, map_leaves
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "check_sequences", "with_successors"]
 
 
 class Memory:
@@ -74,3 +74,29 @@ class Memory:
             obs, state, within_episode=within_episode, **inputs
         )
         return output
+
+
+def check_sequences(batch: Batch, *, burn_in: int, user: str) -> None:
+    """Refuse a batch that does not consist of sequences with a state for each.
+
+    Args:
+        batch: what a buffer drew.
+        burn_in: the rows of a sequence that are not learned from.
+        user: the policy's name, for the message.
+
+    Raises:
+        StructureError: with the shapes, and how such a batch is drawn.
+    """
+    shape, n_state_dims = tuple(batch["mask"].shape), batch["state"].dim()
+    if len(shape) != 2 or shape[0] <= burn_in or n_state_dims != 2:
+        raise StructureError(
+            f"{user} learns from sequences [T, B, …] of more than burn_in={burn_in} rows, with one "
+            f"state [B, S] for each, but the column mask has shape {shape} and the state "
+            f"{n_state_dims} dimensions; build the buffer with unroll_len, and learn with "
+            "OffPolicyLearner"
+        )
+
+
+def with_successors(column: Nested, successors: Nested) -> Any:
+    """Return ``[T + 1, …]``: the first row of a column, and what follows each of its rows."""
+    return map_leaves(lambda leaf, after: torch.cat([leaf[:1], after]), column, successors)

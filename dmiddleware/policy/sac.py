@@ -78,7 +78,7 @@ class SACPolicy(TDPolicy):
 
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
         """Refuse an actor without draws, or critics of other actions."""
-        output: dict[str, Tensor] = self.actor.module(obs)
+        output = self.actor_outputs(self.actor.module, obs)
         self.codec.check_outputs(output, draws=True)
         self.value_of(obs, torch.zeros_like(output["mu"]))
 
@@ -122,13 +122,13 @@ class SACPolicy(TDPolicy):
         log_alpha = self.temperature.module.log_alpha
         alpha = log_alpha.detach().exp()
         chosen, log_prob = self.draw_action(batch["obs"], noise)
-        loss = (alpha * log_prob - self.value_of(batch["obs"], chosen)).mean()
+        loss = self.row_mean(alpha * log_prob - self.value_of(batch["obs"], chosen), batch)
         self.actor.step(loss)
         if self.cfg.auto_alpha:
             aim = self.cfg.target_entropy
             aim = -float(noise.shape[-1]) if aim is None else aim
-            self.temperature.step(-(log_alpha * (log_prob.detach() + aim).mean()))
-        return {"policy_loss": loss, "entropy": -log_prob.mean(), "alpha": alpha}
+            self.temperature.step(-(log_alpha * self.row_mean(log_prob.detach() + aim, batch)))
+        return {"policy_loss": loss, "entropy": -self.row_mean(log_prob, batch), "alpha": alpha}
 
     def critic_loss_of(
         self, batch: Columns, next_action: Tensor, *, bonus: Tensor
@@ -143,7 +143,7 @@ class SACPolicy(TDPolicy):
         q, next_q = self.critic_outputs(batch, next_action)
         target = self.td_target(batch, next_q.amin(0) + bonus)
         loss, td_error = ensemble_td_loss(q, target, weight=batch.get("weight"))
-        logged = {"q_value": q.mean(), "target_q_value": target.mean(), "td_error": td_error.mean()}
+        logged = self.row_means(batch, q_value=q, target_q_value=target, td_error=td_error)
         return 0.5 * loss, td_error, logged
 
     def critic_outputs(self, batch: Columns, next_action: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +169,7 @@ class SACPolicy(TDPolicy):
 
     def draw_action(self, obs: Value, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions ``[B, A]`` that noise makes of observations, and their log-densities."""
-        output: dict[str, Tensor] = self.actor.module(obs)
+        output = self.actor_outputs(self.actor.module, obs)
         distribution = TanhGaussian(output["mu"], output["sigma"])
         action = distribution.rsample(noise=noise)
         return action, distribution.log_prob(action)

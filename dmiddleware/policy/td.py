@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 import torch
+from torch import nn
 
 from dmiddleware.data.minibatches import select_columns
 from dmiddleware.errors import ConfigError
@@ -13,7 +14,7 @@ from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_settings import DiscountedSettings
 from dmiddleware.rl import td_target
 from dmiddleware.settings import Count
-from dmiddleware.tree import Batch, Columns
+from dmiddleware.tree import Batch, Columns, Value
 
 __all__ = ["TD_COLUMNS", "TDPolicy", "TDSettings"]
 
@@ -73,6 +74,19 @@ class TDPolicy(Policy):
             batch["terminated"],
             discount=batch.get("discount", self.cfg.discount),
         )
+
+    def actor_outputs(self, actor: nn.Module, obs: Value) -> dict[str, torch.Tensor]:
+        """Return what an actor, or its target network, says of a batch's observations."""
+        output: dict[str, torch.Tensor] = actor(obs)
+        return output
+
+    def row_mean(self, column: torch.Tensor, batch: Columns) -> torch.Tensor:
+        """Return the mean of a column ``[…, B]`` over a batch's rows."""
+        return column.mean()
+
+    def row_means(self, batch: Columns, **columns: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the means of columns ``[…, B]`` over a batch's rows, by name."""
+        return {name: self.row_mean(column, batch) for name, column in columns.items()}
 
     def check_batch(self, batch: Batch) -> Batch:
         """Refuse rows with other returns than the policy's, and drop weights that it ignores."""

@@ -1,4 +1,4 @@
-"""Small environments of published experiments: two that need a memory, and one for two agents."""
+"""Small environments of published experiments: three that need a memory, one for two agents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from dmiddleware.env import AgentSpaces, team_spaces
 
-__all__ = ["Recall", "TwoStepGame", "cartpole_positions"]
+__all__ = ["Recall", "TwoStepGame", "cartpole_positions", "pendulum_positions"]
 
 Obs: TypeAlias = npt.NDArray[np.float32]
 
@@ -22,6 +22,17 @@ def cartpole_positions(**options: Any) -> gym.Env[Obs, int]:
     env = gym.make("CartPole-v1", **options)
     space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     return gym.wrappers.TransformObservation(env, lambda obs: obs[[0, 2]], space)
+
+
+def pendulum_positions(**options: Any) -> gym.Env[Obs, Obs]:
+    """Make a Pendulum-v1 whose observations are the angle's cosine and sine, without its velocity.
+
+    Ni et al., "Recurrent Model-Free RL Can Be a Strong Baseline for Many POMDPs" (2022), call it
+    Pendulum-P (section 5.1).
+    """
+    env = gym.make("Pendulum-v1", **options)
+    space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    return gym.wrappers.TransformObservation(env, lambda obs: obs[:2], space)
 
 
 class Recall(gym.Env[Obs, Any]):
@@ -106,6 +117,7 @@ class TwoStepGame(gym.Env[dict[str, Any], Any]):
 
 _MAKERS: Final[Mapping[str, Any]] = {
     "CartPolePositions-v1": cartpole_positions,
+    "PendulumPositions-v1": pendulum_positions,
     "Recall-v0": Recall,
 }
 for _name, _make in _MAKERS.items():

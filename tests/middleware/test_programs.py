@@ -45,6 +45,8 @@ CASES = {
     "discrete_sac": ("CartPole-v1", OFF),
     "sac": ("Pendulum-v1", {**OFF, "max_env_step": 400}),
     "ddpg": ("Pendulum-v1", {**OFF, "max_env_step": 400}),
+    "sac_recurrent": ("Pendulum-v1", {**OFF, "max_env_step": 400}),
+    "td3_recurrent": ("Pendulum-v1", {**OFF, "max_env_step": 400}),
     "ppo": ("CartPole-v1", ON),
     "ppg": ("CartPole-v1", ON),
     "a2c": ("CartPole-v1", ON),

@@ -162,6 +162,8 @@ def test_the_settings_of_an_entry_are_valid(algo: str, env: str) -> None:
             "d4pg",
             "tqc",
             "crossq",
+            "sac_recurrent",
+            "td3_recurrent",
             "sql",
             *OF_ITS_OWN,
         }

@@ -5,6 +5,8 @@ from tests.results.entry import Entry
 SECTION = "Memory"
 POSITIONS = "CartPolePositions-v1"
 RECALL = "Recall-v0"
+PENDULUM = "PendulumPositions-v1"
+FIVE_SEEDS = (0, 1, 2, 3, 4)
 _ENVS = "dmiddleware.zoo.envs"
 
 ENTRIES = [
@@ -31,6 +33,26 @@ ENTRIES = [
         literature="475, the bar at which CartPole-v1 with velocities counts as solved",
         source="Gymnasium's registry",
         minutes=4.0,
+    ),
+    Entry(
+        SECTION,
+        "recurrent SAC",
+        PENDULUM,
+        "sac_recurrent",
+        (f"{_ENVS}:{PENDULUM}",),
+        seeds=FIVE_SEEDS,
+        at_least=-250.0,
+        minutes=4.0,
+    ),
+    Entry(
+        SECTION,
+        "SAC (no memory)",
+        PENDULUM,
+        "sac",
+        (f"{_ENVS}:{PENDULUM}",),
+        seeds=FIVE_SEEDS,
+        at_most=-500.0,
+        minutes=3.0,
     ),
     Entry(
         SECTION,

@@ -23,6 +23,8 @@ def config_of(name):
         "d4pg",
         "tqc",
         "crossq",
+        "sac_recurrent",
+        "td3_recurrent",
         "cql",
         "td3_bc",
         "iql",

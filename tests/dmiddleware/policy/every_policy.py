@@ -44,6 +44,8 @@ from dmiddleware.policy import (
     R2D2Policy,
     RainbowPolicy,
     RecurrentPPOPolicy,
+    RecurrentSACPolicy,
+    RecurrentTD3Policy,
     SACPolicy,
     SQLPolicy,
     TD3BCPolicy,
@@ -77,6 +79,8 @@ CONTINUOUS: list[Any] = [
     SACPolicy,
     TQCPolicy,
     CrossQPolicy,
+    RecurrentSACPolicy,
+    RecurrentTD3Policy,
     DDPGPolicy,
     D4PGPolicy,
     TD3Policy,
@@ -192,7 +196,7 @@ def on_policy_batch(policy: Any, rows: Batch) -> Batch:
 def buffer_of(policy: Any, rows: Batch) -> TensorBuffer:
     """Return a buffer that draws what the policy learns from, filled with rows."""
     options: dict[str, Any] = {}
-    if isinstance(policy, R2D2Policy):
+    if "state" in policy.learn_columns:
         options = {"unroll_len": 4, "start_columns": ("state",), "burn_in": policy.burn_in}
     elif isinstance(policy, DecisionTransformerPolicy):
         options, rows = {"unroll_len": 4}, with_returns_to_go(rows)

@@ -51,6 +51,8 @@ from dmiddleware.policy import (
     R2D2Policy,
     RainbowPolicy,
     RecurrentPPOPolicy,
+    RecurrentSACPolicy,
+    RecurrentTD3Policy,
     SACPolicy,
     SQLPolicy,
     TD3BCPolicy,
@@ -84,6 +86,8 @@ CONTINUOUS = [
     D4PGPolicy,
     TQCPolicy,
     CrossQPolicy,
+    RecurrentSACPolicy,
+    RecurrentTD3Policy,
     TD3BCPolicy,
     CQLPolicy,
     BCQPolicy,
@@ -107,9 +111,9 @@ def action_space_of(cls: Any) -> gym.Space[Any]:
 
 def learnable(policy: Any, rows: Batch) -> Batch:
     """Return rows ``[T, E, …]`` as the policy learns from them."""
-    if isinstance(policy, DecisionTransformerPolicy | R2D2Policy):
+    if isinstance(policy, DecisionTransformerPolicy) or hasattr(policy, "burn_in"):
         options: dict[str, Any] = {"unroll_len": getattr(policy, "context_length", 4)}
-        if isinstance(policy, R2D2Policy):
+        if hasattr(policy, "burn_in"):
             options |= {"burn_in": policy.burn_in, "start_columns": ("state",)}
         else:
             rows = with_returns_to_go(rows)
@@ -152,7 +156,7 @@ def one_round(
         return Drawn(*copy.deepcopy((observation_space, actions)))
 
     with make_env_manager(make_env, env_num=1, seed=0, mode=mode, max_retry=0) as envs:
-        if cls is R2D2Policy:
+        if cls in (R2D2Policy, RecurrentSACPolicy, RecurrentTD3Policy):
             options = {"burn_in": 2, **options}
         elif cls is CrossQPolicy:
             options = {"model": {"critic_hidden_sizes": [64]}, **options}
