@@ -70,8 +70,8 @@ class History(NamedTuple):
             warm_up = index_rows(self.obs, slice(start)), index_rows(self.inputs, slice(start))
             with torch.no_grad():
                 _, state = network.remember(warm_up[0], state, within_episode=True, **warm_up[1])
-        obs, seen = (index_rows(columns, slice(start, None)) for columns in (self.obs, self.inputs))
-        output: dict[str, Tensor] = network(obs, state, within_episode=True, **seen, **inputs)
+        obs, rows = (index_rows(columns, slice(start, None)) for columns in (self.obs, self.inputs))
+        output: dict[str, Tensor] = network(obs, state, within_episode=True, **rows, **inputs)
         return output
 
 
@@ -108,9 +108,8 @@ class RecurrentTDPolicy(TDPolicy):
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
         """Refuse an actor or critics of other actions; see :meth:`Policy.check_outputs`."""
         step = {name: map_leaves(lambda leaf: leaf.unsqueeze(0), inputs[name]) for name in inputs}
-        seen = {**step, "state": inputs["state"]}
         obs = map_leaves(lambda leaf: leaf.unsqueeze(0), obs)
-        super().check_outputs(self._history(obs, seen, 0))
+        super().check_outputs(self._history(obs, {**step, "state": inputs["state"]}, 0))
 
     def check_batch(self, batch: Batch) -> Batch:
         """Refuse a batch that does not consist of sequences."""
@@ -128,17 +127,18 @@ class RecurrentTDPolicy(TDPolicy):
     def update(self, batch: Columns, **drawn: Any) -> dict[str, Any]:
         """Make one update; see :meth:`Policy.update`."""
         start, mask = self.burn_in, batch["mask"][self.burn_in :]
-        seen = {"state": batch["state"], "is_first": batch["is_first"]}
-        after = {**seen, "is_first": with_successors(seen["is_first"], seen["is_first"] & False)}
+        before = {"state": batch["state"], "is_first": batch["is_first"]}
+        is_first = with_successors(before["is_first"], torch.zeros_like(before["is_first"]))
+        after = {**before, "is_first": is_first}
         for name, source in (("prev_action", "action"), ("prev_reward", "reward")):
             if name in self.act_inputs:
-                seen[name] = batch[name]
+                before[name] = batch[name]
                 after[name] = with_successors(batch[name], batch[source])
         both = with_successors(batch["obs"], batch["next_obs"])
         mean_1 = mask * (mask.numel() / mask.sum())
         rows = {
             **{name: self._rows(batch[name]) for name in ("action", "reward", "terminated")},
-            "obs": self._history(batch["obs"], seen, start),
+            "obs": self._history(batch["obs"], before, start),
             "next_obs": self._history(both, after, start + 1),
             "mask": mean_1.flatten(),
             "weight": (mean_1 * batch["weight"] if "weight" in batch else mean_1).flatten(),

@@ -9,6 +9,7 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.zoo.envs import Recall
 
 POSITIONS = "dmiddleware.zoo.envs:CartPolePositions-v1"
+PENDULUM = "dmiddleware.zoo.envs:PendulumPositions-v1"
 
 
 def episode(env, actions, seed):
@@ -27,6 +28,15 @@ def test_the_velocities_are_left_out():
     np.testing.assert_array_equal(env.reset(seed=3)[0], whole.reset(seed=3)[0][[0, 2]])
     for action in (0, 1, 1, 0):
         np.testing.assert_array_equal(env.step(action)[0], whole.step(action)[0][[0, 2]])
+
+
+def test_the_velocity_of_the_pendulum_is_left_out():
+    env, whole = gym.make(PENDULUM), gym.make("Pendulum-v1")
+    np.testing.assert_array_equal(env.reset(seed=3)[0], whole.reset(seed=3)[0][:2])
+    for force in (0.5, -2.0, 2.0):
+        action = np.array([force], np.float32)
+        np.testing.assert_array_equal(env.step(action)[0], whole.step(action)[0][:2])
+    assert env.observation_space.contains(env.step(action)[0])
 
 
 def test_cartpole_ends_after_500_steps_and_can_be_saved():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.examples.algorithms import POSITIONS, SPREAD, TWO_STEPS, of_zoo, train_shortly
+from tests.examples.algorithms import PENDULUM, POSITIONS, SPREAD, TWO_STEPS, of_zoo, train_shortly
 
 MOST_GRAPHS = 3
 """For example, of two variants of an update, or of full and of smaller minibatches."""
@@ -27,6 +27,7 @@ EVERY_ALGORITHM = pytest.mark.parametrize(
         *of_zoo("CartPole-v1", 5000, "pqn"),
         *of_zoo(POSITIONS, 3000, "ppo_recurrent"),
         *of_zoo(POSITIONS, 2000, "r2d2"),
+        *of_zoo(PENDULUM, 1000, "sac_recurrent"),
         pytest.param("bitflip_her", 2000, {}, id="her"),
         *of_zoo(TWO_STEPS, 1000, "vdn", "qmix", "wqmix"),
         *of_zoo(SPREAD, 5000, "ippo", "mappo"),
