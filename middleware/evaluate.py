@@ -163,7 +163,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionE
             )
         self.settings = settings
         self.metric_prefix = settings.prefix
-        self.joins = settings.name
+        self.joins_part = settings.name
         self._is_primary = settings.primary is not False
         if not self._is_primary:
             self.writes = ("other_evaluations",)

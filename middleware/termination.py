@@ -108,7 +108,7 @@ class TerminationChecker(BaseMiddleware[Context], TakesSettings[TerminationCheck
             # The pre-flight check has made sure that the field exists.
             value = getattr(ctx, name)
             if value >= limit:
-                counter = name if self.part is None else f"{name} of {self.part}"
+                counter = name if self.part_name is None else f"{name} of {self.part_name}"
                 ctx.task.stop(f"{counter} reached {value:,} (max_{name} is {limit:,})", final=False)
 
 

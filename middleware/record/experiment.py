@@ -616,12 +616,12 @@ def _plain_fields(ctx: Context) -> dict[str, Any]:
 
 def _seen_by(part: BaseMiddleware[Any], task: Task[Any]) -> Task[Any]:
     """Return the task as a middleware of a part of its chain sees it."""
-    return task if part.part is None else task.part(part.part)
+    return task if part.part_name is None else task.part(part.part_name)
 
 
 def _on_its_context(part: BaseMiddleware[Any]) -> Callable[[Any], object]:
     """Return a middleware that takes the context of the whole chain."""
-    name = part.part
+    name = part.part_name
     return part if name is None else lambda ctx: part(ctx.part(name))
 
 

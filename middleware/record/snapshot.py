@@ -180,7 +180,7 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
         for component in stock_middleware(chain):
             is_active = any(component is active for active in chain.active)
             for name, part in component.snapshot_parts.items():
-                of_part = "" if component.part is None else f":{component.part}"
+                of_part = "" if component.part_name is None else f":{component.part_name}"
                 path = f"{middleware_name(component)}{of_part}.{name}"
                 # Modes are new objects each time, but compare equal.
                 key = next(
