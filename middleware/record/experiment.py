@@ -499,7 +499,7 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         parts = {
             part: self._result_of(part, task, train_s, returns.get(part, ([], [])))
             for part in self._policies
-            if part is not None
+            if part is not None and task.part(part).has_role(Role.LEARNER)
         }
         return ExperimentResult(
             parts=parts,
