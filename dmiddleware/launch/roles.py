@@ -68,8 +68,7 @@ def check_role(name: str) -> None:
         LaunchError: with what was meant.
     """
     kind, colon, part = name.partition(":")
-    known = (*KNOWN_ROLES, UNDECIDED)
-    if kind not in known and (near := misspelled_role(kind, KNOWN_ROLES)):
+    if kind not in (*KNOWN_ROLES, UNDECIDED) and (near := misspelled_role(kind, KNOWN_ROLES)):
         raise LaunchError(f"--roles: unknown role {name!r}; did you mean {near}{colon}{part}?")
     if colon and (kind == UNDECIDED or not is_part_name(part)):
         raise LaunchError(
