@@ -29,7 +29,9 @@ __all__ = [
     "is_compared",
     "no_values_of",
     "search_runs",
+    "part_of",
     "settings_of",
+    "settings_of_part",
 ]
 
 _log = logging.getLogger(__name__)
@@ -264,6 +266,25 @@ def flat_settings(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat_settings(value, f"{path}.{number}")
     elif settings != []:
         yield path, settings
+
+
+def part_of(path: Path) -> str | None:
+    """Return the part of the chain that a checkpoint belongs to: ``red`` for ``ckpt/red/best.…``.
+
+    Args:
+        path: the checkpoint, or the folder of a run, which belongs to none.
+    """
+    folder = path.resolve().parent
+    return folder.name if path.is_file() and folder.parent.name == "ckpt" else None
+
+
+def settings_of_part(run: Path, part: str | None) -> dict[str, Any]:
+    """Return what ``config.yaml`` would hold of a run that had learned this part's policy only."""
+    settings = settings_of(run)
+    if part is None:
+        return settings
+    envs, policies = (settings.get(name) or {} for name in ("envs", "policy"))
+    return {**settings, **envs.get(part, {}), "policy": policies.get(part)}
 
 
 def settings_of(run: Path) -> dict[str, Any]:

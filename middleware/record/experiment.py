@@ -143,8 +143,9 @@ class ExperimentResult:
 
     def __str__(self) -> str:
         parts = "".join(f"{name}: {result._summary()}; " for name, result in self.parts.items())
-        whole = self._summary()
-        return f"{parts}{whole} in {self.train_s:.1f} s; files in {printable(self.path)}/"
+        together = "together " if parts else ""
+        duration = f"in {self.train_s:.1f} s; files in {printable(self.path)}/"
+        return f"{parts}{together}{self._summary()} {duration}"
 
     def _summary(self) -> str:
         returns = (
@@ -291,7 +292,8 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         }
         self._config = configs[None] if None in configs else {str(p): configs[p] for p in configs}
         self._chain = [{middleware_name(link): _written(link)} for link in chain.whole.middleware]
-        self._envs = _envs_of(chain.whole, self._evaluators[first])
+        envs = {part: _envs_of(chain.of(part), self._evaluators[part]) for part in self._policies}
+        self._envs = envs[first] if first is None else {**envs[first], "envs": envs}
         for part in (self._logger, self._curve, self._bar):
             part.bind(chain)
 

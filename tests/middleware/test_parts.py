@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from dmiddleware import load_policy
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ChainError, ConfigError, RunFolderError
+from dmiddleware.launch.cli import ditask
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy, DQNSettings, Policy, PPOPolicy
 from dmiddleware.rl import Schedule
@@ -317,3 +319,15 @@ def test_an_evaluator_with_a_name_of_its_own_belongs_to_the_whole_chain() -> Non
 def test_a_name_that_metrics_use_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="name must be"):
         TerminationChecker(max_env_step=1, name=name)
+
+
+def test_a_checkpoint_of_a_part_is_played_and_exported_in_its_own_env(run_path: Path) -> None:
+    checkpoint = str(run_path / "ckpt" / "blue" / "final.safetensors")
+    played = CliRunner().invoke(ditask, ["play", checkpoint, "--episodes", "1"])
+    assert "1 episodes of Pendulum-v1" in played.output, played.output
+    exported = CliRunner().invoke(ditask, ["export", checkpoint, "--format", "torch"])
+    assert exported.exit_code == 0, exported.output
+    card = (run_path / "export" / "blue" / "README.md").read_text()
+    assert "PPO on Pendulum-v1" in card
+    assert "type: ppo" in card
+    assert "type: dqn" not in card
