@@ -75,6 +75,7 @@ from dmiddleware.policy.tqc import TQCPolicy, TQCSettings
 from dmiddleware.policy.update import (
     UpdateOutput,
     is_update,
+    late_stops,
     priorities_of_rows,
     update_outputs,
 )
@@ -119,6 +120,7 @@ __all__ = [
     "as_eval_mode",
     "update_outputs",
     "is_update",
+    "late_stops",
     "priorities_of_rows",
     "POLICY_REGISTRY",
     "create_policy",

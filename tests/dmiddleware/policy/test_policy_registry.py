@@ -131,6 +131,7 @@ def test_the_public_names_are_these():
         "create_policy",
         "get_policy_cls",
         "is_update",
+        "late_stops",
         "mask_of",
         "priorities_of_rows",
         "rmsprop",
