@@ -260,7 +260,7 @@ class DeviceBuffer(TensorBuffer):
         with self._lock:
             self._check_open()
             if n > len(self):
-                raise self._not_enough(n, len(self))
+                raise self._shortage(n, len(self))
             row, weight = self._draw(n)
             step, lane = row // self._n_lanes, row % self._n_lanes
             if self.unroll_len is None:
@@ -282,7 +282,7 @@ class DeviceBuffer(TensorBuffer):
         if self.unroll_len is not None and self._n_pushed >= self._can_draw_until:
             n_drawable = self._tree.count()
             if n > n_drawable:
-                raise self._not_enough(n, n_drawable)
+                raise self._shortage(n, n_drawable)
             self._can_draw_until = self._n_pushed + self._n_slots
         beta = 0.0
         if isinstance(sampler, PrioritySampler):
@@ -294,7 +294,7 @@ class DeviceBuffer(TensorBuffer):
         step = newest - (newest - slot // lanes) % self._n_slots
         return step * lanes + slot % lanes, weight if "weight" in sampler.adds else None
 
-    def _not_enough(self, n: int, n_drawable: int) -> NotEnoughData:
+    def _shortage(self, n: int, n_drawable: int) -> NotEnoughData:
         what = "rows" if self.unroll_len is None else "sequences"
         return NotEnoughData(
             f"cannot draw {n} {what}: the buffer has {n_drawable} of them in {len(self)} rows; "

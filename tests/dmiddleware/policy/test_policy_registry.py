@@ -56,6 +56,8 @@ def test_the_public_names_are_these():
         "EDACPolicy",
         "EDACSettings",
         "EvalMode",
+        "FastTD3Policy",
+        "FastTD3Settings",
         "FQFPolicy",
         "FQFSettings",
         "HasModes",
