@@ -102,13 +102,14 @@ class FastTD3Policy(D4PGPolicy):
         obs: Value,
         env_id: np.ndarray,
         *,
-        state: torch.Tensor,
+        state: torch.Tensor | None = None,
         action_mask: Nested | None = None,
     ) -> dict[str, Any]:
-        """Act with the noise of each env; see :meth:`Policy.act_collect`."""
+        """Act with the noise of each env, drawn without a state; see :meth:`Policy.act_collect`."""
         cfg = self.cfg
         raw = self.acting_distribution(self.actor_output(obs), obs, None).mode()
         assert isinstance(raw, torch.Tensor)
+        state = self.initial_state(len(raw)) if state is None else state
         state = state.to(raw.device)
         options: dict[str, Any] = {"generator": self.generator, "device": raw.device}
         drawn = torch.rand(state.shape, **options) * (cfg.noise_sigma - cfg.noise_sigma_min)
