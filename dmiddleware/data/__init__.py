@@ -1,6 +1,5 @@
 """Batches, replay buffers, offline datasets and checkpoints."""
 
-from dmiddleware.data.demonstrations import DemonstrationReplay, DemonstrationReplaySettings
 from dmiddleware.data.hindsight import GoalFunction, HindsightReplay, HindsightReplaySettings
 from dmiddleware.data.minibatches import (
     MinibatchUnit,
@@ -8,6 +7,7 @@ from dmiddleware.data.minibatches import (
     n_minibatches,
     select_columns,
 )
+from dmiddleware.data.mixed_replay import MixedReplay, MixedReplaySettings
 from dmiddleware.data.replay_buffer import ReplayBuffer
 from dmiddleware.data.samplers import (
     Eligible,
@@ -68,8 +68,8 @@ __all__ = [
     "TensorBuffer",
     "TensorBufferSettings",
     "SampleTransform",
-    "DemonstrationReplay",
-    "DemonstrationReplaySettings",
+    "MixedReplay",
+    "MixedReplaySettings",
     "HindsightReplay",
     "HindsightReplaySettings",
     "GoalFunction",

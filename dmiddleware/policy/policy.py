@@ -47,6 +47,7 @@ from dmiddleware.policy.hooks import Hook, check_keywords
 from dmiddleware.policy.modes import MODES, CollectMode, EvalMode, LearnMode, Mode, PolicySpec
 from dmiddleware.policy.obs_norm import ObsNorm
 from dmiddleware.policy.policy_settings import PolicySettings, annotated_settings, device_for
+from dmiddleware.policy.rank_statistics import RankStatistics
 from dmiddleware.policy.state import PolicyState, entry_of, load_model_state
 from dmiddleware.policy.update import (
     UpdateRunner,
@@ -55,7 +56,7 @@ from dmiddleware.policy.update import (
     update_outputs,
 )
 from dmiddleware.process.memory import keep_freed_memory
-from dmiddleware.rl import Distribution
+from dmiddleware.rl import Distribution, RunningMeanStd
 from dmiddleware.schedule import Counters, Schedule, scheduled_in_updates
 from dmiddleware.seeding import derive_seed
 from dmiddleware.settings import hints_of, takes_options
@@ -234,6 +235,7 @@ class Policy:
             # Methods that do not take it need no masks.
             self.act_inputs = tuple(name for name in self.act_inputs if name != "action_mask")
         self.reducer: GradientReducer | None = None
+        self._rank_statistics = RankStatistics()
         if "learn" in self.modes:
             keep_freed_memory()
             if self.cfg.multi_gpu:
@@ -244,6 +246,7 @@ class Policy:
             self.model,
             device=self.device,
             select=present_observations if self.several_agents else None,
+            make_statistics=self.make_statistics,
         )
         self.setup()
         self.components = {**self._common_components(), **self.make_components()}
@@ -501,6 +504,24 @@ class Policy:
             f"{type(self).__name__}.now knows no present value of {setting}; pass a setting that "
             "updates read, such as self.cfg.alpha, of a policy that learns"
         )
+
+    def make_statistics(self, shape: Sequence[int] = (), **options: Any) -> RunningMeanStd:
+        """Return running statistics; with several ranks, of what all of them see.
+
+        Args:
+            shape: of one item.
+            **options: of :class:`~dmiddleware.rl.RunningMeanStd`.
+        """
+        if self.reducer is None:
+            return RunningMeanStd(shape, **options)
+        return self._rank_statistics.make(shape, **options)
+
+    def share_statistics(self) -> None:
+        """Add what all ranks have seen to the statistics; every rank must call it.
+
+        Called before each learning, so an algorithm calls it only to use statistics before.
+        """
+        self._rank_statistics.share()
 
     def rows_of(self, obs: Any, n_lead: int = 1) -> torch.Size:
         """Return the leading dimensions of the outputs for observations ``[…, *obs_shape]``."""
@@ -806,6 +827,8 @@ class Policy:
                     check_observations(batch[name], self.spaces[0], name=name, lead=lead)
         batch = to_device(batch, self.device) if self.on_gpu else batch
         batch = self.check_batch(standard_columns(batch))
+        if self.reducer is not None:
+            self._meet_ranks(self.reducer, batch)
         if self.obs_norm.of_dataset and not self.obs_norm.has_seen_all:
             raise ConfigError(
                 f"{type(self).__name__} has obs_norm=True, but knows nothing of the data set yet; "
@@ -814,11 +837,15 @@ class Policy:
             )
         if not self.model.training:
             self.set_training(True)
-        if self.reducer is not None:
-            self.reducer.begin(self.n_learned_rows(batch))
         output = self.learn(batch, **kwargs)
         update_outputs(output, user=f"{type(self).__name__}.learn")
         return output
+
+    def _meet_ranks(self, reducer: GradientReducer, batch: Batch) -> None:
+        """Exchange with the other ranks what an update needs; every rank calls it for each."""
+        self.share_statistics()
+        self.obs_norm.follow()
+        reducer.begin(self.n_learned_rows(batch))
 
     def _prepare_to_learn(self) -> None:
         self._runner = UpdateRunner(
@@ -836,7 +863,7 @@ class Policy:
     def _join_ranks(self) -> None:
         """Give all ranks the same parameters, and average the gradients of the updates."""
         require_process_group()
-        overlap = not self.cfg.bp_update_sync
+        overlap = not (self.cfg.bp_update_sync or self.cfg.compile)
         if rank_and_world_size()[1] > 1:
             broadcast_model(self.model)
             self.reducer = GradientReducer(self.model, overlap=overlap)

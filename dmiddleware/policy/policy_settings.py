@@ -28,7 +28,7 @@ class PolicySettings(Settings):
     multi_gpu: bool = False
     """Whether to average gradients over the ranks of torch.distributed."""
     bp_update_sync: bool = True
-    """With multi_gpu: False overlaps the averaging of gradients with backward."""
+    """With multi_gpu: False overlaps the averaging of gradients with backward, unless compiled."""
     seed: Annotated[Whole | None, BY_PROGRAM] = None
     """Seed of the initial weights and of acting; None uses torch's seed."""
     model: Options = dataclasses.field(default_factory=dict)
@@ -44,10 +44,11 @@ class PolicySettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        mode: object = self.compile
         self.require(
-            not (self.compile and self.multi_gpu),
+            not (mode == "graphs" and self.multi_gpu),
             "compile",
-            "False with multi_gpu, because ranks exchange gradients within the update",
+            "True or False with multi_gpu, because a CUDA graph cannot wait for other ranks",
         )
         self.require(
             not self.compile or torch.__version__ >= _COMPILES_FROM,

@@ -6,13 +6,12 @@ Also what an update returns: its outputs, and priorities for rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from dmiddleware.distributed import GradientReducer, broadcast_model, largest_over_ranks
+from dmiddleware.distributed import GradientReducer, broadcast_model
 from dmiddleware.errors import (
     DMiddlewareError,
     NonFiniteLoss,
@@ -152,8 +151,7 @@ class UpdateRunner:
                 continue
             if name not in in_model:
                 broadcast_model(component.module)
-            reduce = partial(reducer.reduce, component.module)
-            component.prepare(not_finite=self.not_finite, reduce=reduce, agree=largest_over_ranks)
+            component.prepare(not_finite=self.not_finite, reducer=reducer)
         trained = [
             component for component in components.values() if component.optimizer is not None
         ]

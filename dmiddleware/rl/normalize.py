@@ -75,17 +75,28 @@ class RunningMeanStd:
                 f"the items reach {items.abs().max().item():g}, whose variance is infinite; scale "
                 "them first"
             )
+        self.merge(n_new, new_mean, new_var)
+
+    @torch.no_grad()
+    def merge(self, count: int, mean: torch.Tensor, var: torch.Tensor) -> None:
+        """Add items of which only the statistics are known.
+
+        Args:
+            count: their number, above 0.
+            mean: their mean, ``shape`` float64.
+            var: their population variance, likewise.
+        """
         if self.count == 0:
-            self.mean, self.var = new_mean, new_var
+            self.mean, self.var = mean, var
         else:
-            total = self.count + n_new
-            share = n_new / total
-            delta = new_mean - self.mean
+            total = self.count + count
+            share = count / total
+            delta = mean - self.mean
             self.mean = self.mean + delta * share
             self.var = (
-                self.var * (1.0 - share) + new_var * share + delta.square() * share * (1.0 - share)
+                self.var * (1.0 - share) + var * share + delta.square() * share * (1.0 - share)
             )
-        self.count += n_new
+        self.count += count
         self._refresh()
 
     @torch.no_grad()
@@ -165,15 +176,22 @@ class RewardNormalizer:
     Args:
         discount: gamma, in ``[0, 1]``.
         clip: bound of a scaled reward's absolute value; None: no bound.
+        return_stats: the statistics of returns; None: new ones.
     """
 
     # Episodes cut by an env failure never finish; the oldest beyond this number are dropped.
     _MAX_UNFINISHED = 65_536
 
-    def __init__(self, *, discount: float, clip: float | None = 10.0) -> None:
+    def __init__(
+        self,
+        *,
+        discount: float,
+        clip: float | None = 10.0,
+        return_stats: RunningMeanStd | None = None,
+    ) -> None:
         self._discount: float = checked("discount", discount, Fraction)
         self._clip = clip
-        self._return_stats = RunningMeanStd()
+        self._return_stats = RunningMeanStd() if return_stats is None else return_stats
         # The return so far of each unfinished episode, by episode id.
         self._unfinished: dict[int, float] = {}
 
