@@ -32,6 +32,7 @@ from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings, QRDQNP
 from dmiddleware.policy.dqfd import DQfDPolicy, DQfDSettings
 from dmiddleware.policy.dqn import DQNPolicy, DQNSettings
 from dmiddleware.policy.edac import EDACPolicy, EDACSettings
+from dmiddleware.policy.fasttd3 import FastTD3Policy, FastTD3Settings
 from dmiddleware.policy.fqf import FQFPolicy, FQFSettings
 from dmiddleware.policy.impala import IMPALAPolicy, IMPALASettings
 from dmiddleware.policy.iql import IQLPolicy, IQLSettings
@@ -179,6 +180,8 @@ __all__ = [
     "TQCSettings",
     "CrossQPolicy",
     "CrossQSettings",
+    "FastTD3Policy",
+    "FastTD3Settings",
     "BCPolicy",
     "BCSettings",
     "TD3BCPolicy",

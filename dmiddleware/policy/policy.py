@@ -729,7 +729,7 @@ class Policy:
         return self.schedules[name].at(self.counters._replace(update=self.train_iter))
 
     def uncount_updates(self, n: int) -> None:
-        """Take back updates that were counted, and of which a GPU has told since that none was made.
+        """Take back updates that were counted and, as a GPU told later, not made.
 
         Args:
             n: how many; see :func:`late_stops`.

@@ -58,6 +58,8 @@ def test_the_public_names_are_these():
         "EvalMode",
         "FQFPolicy",
         "FQFSettings",
+        "FastTD3Policy",
+        "FastTD3Settings",
         "HasModes",
         "IMPALAPolicy",
         "IMPALASettings",
