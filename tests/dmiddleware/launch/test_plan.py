@@ -286,6 +286,11 @@ def test_ranks_learn_what_has_no_process_of_its_own() -> None:
 
 
 def test_learners_of_parts_on_several_hosts_need_a_learner_that_leads() -> None:
-    roles = (("learner:red", 1), ("collector", 1))
-    with pytest.raises(LaunchError, match="add learner=1 on one of the hosts"):
-        assign_roles(roles, None, n_hosts=2)
+    roles = assign_roles((("learner:red", 1), ("learner:blue", 1)), None, n_hosts=2)
+    collectors = (("collector",), ("collector",))
+    with pytest.raises(LaunchError, match="add learner=1"):
+        plan_nodes(request(roles=roles, elsewhere=collectors))
+    roles = assign_roles((("learner", 1), ("learner:blue", 1)), None, n_hosts=2)
+    assert len(plan_nodes(request(roles=roles, elsewhere=collectors))) == 2
+    with pytest.raises(LaunchError, match="learners must share a host"):
+        plan_nodes(request(roles=roles, elsewhere=(("learner:red",),)))
