@@ -634,10 +634,14 @@ def _roles_of(part: object) -> Collection[str]:
 def _envs_of(chain: ChainView, evaluator: InteractionEvaluator | None) -> dict[str, Any]:
     """Return the records of the envs that collect, and of the envs that evaluate if these differ.
 
-    If none collects, the envs of the evaluator that decides take their place.
+    If none collects, the envs of the evaluator that decides take their place. In a part, a
+    middleware without a name may collect for several parts.
     """
     evaluators = evaluators_of(chain)
-    others = (part for part in chain.middleware if part not in evaluators)
+    shared = () if chain.part is None else chain.of(None).middleware
+    others = (
+        part for part in (*chain.middleware, *shared) if not isinstance(part, InteractionEvaluator)
+    )
     records = map(_record_of, (*others, *([] if evaluator is None else [evaluator]), *evaluators))
     record: dict[str, Any] = next(filter(None, records), {})
     envs: dict[str, Any] = {"env": record}
