@@ -473,7 +473,8 @@ def is_update(output: Mapping[str, Any]) -> bool:
 
 def may_be_update(output: Mapping[str, Any]) -> bool:
     """Return :func:`is_update`, or True while only the GPU knows; see :func:`late_stops`."""
-    return (isinstance(output, UpdateOutput) and output.may_stop) or is_update(output)
+    may_stop = isinstance(output, UpdateOutput) and output.may_stop
+    return may_stop or not output.get("kl_stop")
 
 
 def late_stops(outputs: Sequence[Mapping[str, Any]]) -> int:
