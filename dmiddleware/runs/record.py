@@ -75,13 +75,15 @@ class RunRecord:
         Args:
             path: the folder.
             metric: the metric to read; rows without a value for it are left out, and so are lines
-                that are cut or damaged.
+                that are cut or damaged. That of a named part of the chain,
+                ``red/eval/return_mean``, is given over the counters of the part.
 
         Raises:
             RunFolderError: if the folder has no metrics, or none of this name.
         """
         path = Path(path)
         rows, skipped = read_rows(path / METRICS_FILE)
+        rows = [_counted_in(metric.partition("/")[0], row) for row in rows]
         axis, evaluations = _with_values(path, rows, metric, skipped)
         latest: list[MetricsRow] = []
         for row in evaluations:
@@ -185,6 +187,12 @@ def search_runs(pattern: str, metric: str) -> tuple[list[RunRecord], list[str]]:
     if not runs:
         raise left_out[0]
     return runs, list(map(str, left_out))
+
+
+def _counted_in(part: str, row: MetricsRow) -> MetricsRow:
+    """Return a row with the counters of a part of the chain, if there is one of this name."""
+    counters = {name: row[f"{part}/{name}"] for name in COUNTERS if f"{part}/{name}" in row}
+    return {**row, **counters} if counters else row
 
 
 class _NoValues(RunFolderError):

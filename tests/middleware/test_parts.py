@@ -20,6 +20,7 @@ from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy, DQNSettings, Policy, PPOPolicy
 from dmiddleware.rl import Schedule
 from dmiddleware.runs.metrics_file import MetricsFile
+from dmiddleware.runs.record import RunRecord
 from middleware import (
     DataPusher,
     EpsGreedyHandler,
@@ -184,6 +185,13 @@ def test_the_result_has_the_outcome_of_each_part(run_path: Path) -> None:
     assert result["parts"]["blue"]["n_episode"] == 0
 
 
+def test_a_metric_of_a_part_is_reported_over_the_counters_of_the_part(run_path: Path) -> None:
+    record = RunRecord.load(run_path, "red/eval/return_mean")
+    assert record.n_steps == 208
+    with pytest.raises(RunFolderError, match=r"did you mean red/eval/return_mean"):
+        RunRecord.load(run_path)
+
+
 def test_the_limit_of_a_part_counts_in_the_part() -> None:
     part, limit = dqn("red"), TerminationChecker(max_train_iter=6, name="red")
     ctx = train(part, ppo("blue"), max_step=100, extra=[limit])
@@ -203,7 +211,7 @@ def test_a_schedule_by_progress_follows_the_limit_that_is_nearest(limited: str |
     assert eps == pytest.approx(1 - (80 if limited else 80 + 128) / 320)
 
 
-def named(part: Part, kind: type, name: str | None) -> Part:
+def named(part: Part, kind: Any, name: str | None) -> Part:
     """Return the part with one middleware in another part."""
     for component in part.middleware:
         if isinstance(component, kind):
