@@ -35,6 +35,7 @@ from middleware import (
     TerminationChecker,
 )
 from middleware.curriculum import Curriculum
+from middleware.evaluate import evaluation_prefixes
 
 SMALL = {"encoder_hidden_sizes": [8]}
 
@@ -312,6 +313,15 @@ def test_collectors_whose_data_are_read_in_between_are_fine() -> None:
         task.use(further.middleware[0]).use(further.middleware[1]).use(DataPusher(buffer))
         for component in part.middleware:
             task.use(component)
+        task.check()
+
+
+def test_an_evaluator_of_a_part_has_metrics_of_the_part() -> None:
+    with Task() as task:
+        for component in (*dqn("red").middleware, *dqn(None).middleware):
+            task.use(component)
+        assert evaluation_prefixes(task.chain.of("red")) == ("eval",)
+        assert evaluation_prefixes(task.chain.of(None)) == ("eval",)
         task.check()
 
 
