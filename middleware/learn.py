@@ -18,18 +18,26 @@ from dmiddleware.data import (
 from dmiddleware.distributed import gather_from_ranks, rank_and_world_size, sum_over_ranks
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Task
-from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
+from dmiddleware.policy import (
+    HasModes,
+    LearnMode,
+    as_learn_mode,
+    late_stops,
+    may_be_update,
+    update_outputs,
+)
 from dmiddleware.seeding import derive_seed
-from dmiddleware.settings import Count, Settings, TakesSettings, takes_options
+from dmiddleware.settings import Count, TakesSettings, takes_options
 from dmiddleware.tree import Batch, flatten_lead, items_of, to_device, with_columns
 from middleware.advantage import AdvantageEstimator
-from middleware.base import BaseMiddleware, C
+from middleware.base import BaseMiddleware, C, stock_middleware
 from middleware.collect import collectors_of
 from middleware.context import OfflineRLContext, RLContext
 from middleware.exchange import ContextExchanger
 from middleware.roles import Role
 from middleware.support.counters import RunCounters
 from middleware.support.dataset_reader import DatasetReader, check_dataset
+from middleware.support.part_name import PartSettings
 from middleware.support.policy_settings import count_of, setting_of
 from middleware.support.replay import (
     EarlyReturns,
@@ -73,8 +81,9 @@ class PolicyUpdater(BaseMiddleware[C]):
         self._counters.bind(chain)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Reject ranks that would learn alone, or stop in different steps."""
+        """Reject policies that would mix, and ranks that would learn or stop alone."""
         yield from self._counters.preflight(chain)
+        yield from self._mixed_with(chain)
         size = rank_and_world_size()[1]
         if size == 1:
             return
@@ -89,6 +98,25 @@ class PolicyUpdater(BaseMiddleware[C]):
                 "ContextExchanger() first in the chain"
             )
 
+    def _mixed_with(self, chain: ChainView) -> Iterable[str]:
+        """Yield the problem that another learner, or another metric, has the same name, or none."""
+        learners = [part for part in stock_middleware(chain) if isinstance(part, PolicyUpdater)]
+        if learners and self._mode != learners[0]._mode:
+            first, place = type(learners[0]).__name__, "no name"
+            if chain.part is not None:
+                place = f"the name {chain.part!r}"
+            yield (
+                f"it learns another policy than the {first} before it, and both have {place}, so "
+                "their counters, metrics and checkpoints would mix; give each policy a name, such "
+                'as name="red", for its collector, learner and all else that belongs to it'
+            )
+        for part in stock_middleware(chain.of(None)) if chain.part is not None else ():
+            if part.metric_prefix == chain.part:
+                yield (
+                    f"the metrics of the {type(part).__name__} begin with {chain.part!r} too, and "
+                    "would mix with those of the part; give it another name"
+                )
+
     def _all_can(self, update: bool) -> bool:
         """Return whether every rank can make its next update; each of them asks."""
         if self._n_ranks == 1:
@@ -100,11 +128,11 @@ class PolicyUpdater(BaseMiddleware[C]):
         if self._counters.needed:
             self._mode.spec.set_counters(self._counters.of(ctx))
         outputs = update_outputs(self._mode.forward(batch))
-        ctx.train_iter += sum(map(is_update, outputs))
+        ctx.train_iter += sum(map(may_be_update, outputs))
         return outputs
 
 
-class OffPolicyLearnerSettings(Settings):
+class OffPolicyLearnerSettings(PartSettings):
     """The options of :class:`OffPolicyLearner`."""
 
     update_per_collect: Count = 1
@@ -233,7 +261,8 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
     columns that the policy learns from (its ``learn_columns``, ``optional_columns``, ``act_inputs``
     and recurrent ``state``) are moved to its device, once, and gathered. When the policy returns
     ``kl_stop``, because it has moved too far from the policy that collected, the remaining
-    minibatches and epochs are skipped.
+    minibatches and epochs are skipped. A GPU is asked at the end of an epoch, so there the other
+    minibatches of the epoch are tried, each by itself.
 
     With the policy's ``recompute_advantage``, every epoch but the first starts with new
     values, advantages and returns, from the value function as it is then (Andrychowicz et al.,
@@ -263,9 +292,10 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
     """
 
-    @takes_options
-    def __init__(self, policy: HasModes | LearnMode) -> None:
+    @takes_options(PartSettings)
+    def __init__(self, policy: HasModes | LearnMode, settings: PartSettings) -> None:
         super().__init__(policy)
+        self.settings = settings
         mode, user = self._mode, "OnPolicyLearner"
         self._takes_trajectories: bool = mode.spec.learns_from_trajectories
         self.reads = ("trajectories" if self._takes_trajectories else "train_data", "train_iter")
@@ -353,13 +383,19 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         outputs: list[dict[str, Any]],
         generator: torch.Generator,
     ) -> bool:
-        """Learn from all rows once; return whether to continue with another epoch."""
+        """Learn from all rows once; return whether to continue with another epoch.
+
+        What a GPU decides on the way is read at the end.
+        """
+        n_before = len(outputs)
         for batch in minibatches(data, n, unit=self._unit, generator=generator):
             for output in self._update(ctx, batch):
                 outputs.append(output)
-                if not is_update(output):
+                if not may_be_update(output):
                     return False
-        return True
+        n_late = late_stops(outputs[n_before:])
+        ctx.train_iter -= n_late
+        return n_late == 0
 
 
 class OfflineLearner(PolicyUpdater[OfflineRLContext]):
@@ -393,9 +429,12 @@ class OfflineLearner(PolicyUpdater[OfflineRLContext]):
     reads = ("train_iter", "trained_env_step")
     writes = ("train_output", "train_iter", "train_epoch", "trained_env_step")
 
-    @takes_options
-    def __init__(self, policy: HasModes | LearnMode, dataset: OfflineDataset) -> None:
+    @takes_options(PartSettings)
+    def __init__(
+        self, policy: HasModes | LearnMode, dataset: OfflineDataset, settings: PartSettings
+    ) -> None:
         super().__init__(policy)
+        self.settings = settings
         user = "OfflineLearner"
         check_dataset(dataset, user=user)
         n_rows = count_of(self._mode, "batch_size", user=user)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dmiddleware import Task
-from dmiddleware.data import PrioritySamplerSettings
+from dmiddleware.data import PrioritySampler
 from dmiddleware.env import VectorEnvManager
 from dmiddleware.policy import (
     A2CPolicy,
@@ -17,11 +17,13 @@ from dmiddleware.policy import (
     DDPGPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    FastTD3Policy,
     IMPALAPolicy,
     IQNPolicy,
     PPOPolicy,
     PQNPolicy,
     QRDQNPolicy,
+    R2D2Policy,
     RecurrentPPOPolicy,
     SACPolicy,
     TD3Policy,
@@ -32,6 +34,15 @@ from middleware.record.run_folder import RunFolder
 from tests.bus_counter import DEVICE, Bus, chain, count, env_of, on_device, place
 from tests.variants import mostly_slow
 
+SEQUENCES = {"unroll_len": 3, "stride": 2, "sampler": PrioritySampler()}
+SMALL_MEMORY = {"encoder_hidden_sizes": [16], "hidden_size": 16}
+SMALL_ATOMS = {
+    "v_min": -400.0,
+    "v_max": 0.0,
+    "n_atoms": 11,
+    "actor_hidden_sizes": [16],
+    "critic_hidden_sizes": [16],
+}
 _ONCE = {"epoch_per_collect": 1}  # after 100 updates, the policy looks for skipped steps
 
 
@@ -40,7 +51,7 @@ _ONCE = {"epoch_per_collect": 1}  # after 100 updates, the policy looks for skip
     mostly_slow(
         [
             (PPOPolicy, _ONCE),
-            (DQNPolicy, {"priority": PrioritySamplerSettings()}),
+            (DQNPolicy, {"priority": True, "buffer": {"sampler": PrioritySampler()}}),
             (SACPolicy, {}),
             (PQNPolicy, _ONCE),
             (PQNPolicy, {**_ONCE, "obs_norm": True}),
@@ -50,6 +61,8 @@ _ONCE = {"epoch_per_collect": 1}  # after 100 updates, the policy looks for skip
             (IMPALAPolicy, {}),
             (DQNPolicy, {}),
             (DQNPolicy, {"n_step": 3}),
+            (R2D2Policy, {"burn_in": 2, "model": SMALL_MEMORY, "buffer": SEQUENCES}),
+            (FastTD3Policy, {"n_step": 3, "model": SMALL_ATOMS}),
             (C51Policy, {"model": {"v_min": 0.0, "v_max": 200.0}}),
             (QRDQNPolicy, {}),
             (IQNPolicy, {}),
@@ -66,6 +79,29 @@ def test_a_step_of_the_chain_waits_once_and_copies_nothing(kind: Any, options: d
     bus = count(kind, env_num=16, **options)
     assert bus.waits.total() <= 1, bus.waits
     assert bus.copies.total() == 0, bus.copies
+
+
+def test_target_kl_waits_once_an_epoch():
+    bus = count(PPOPolicy, env_num=16, epoch_per_collect=2, target_kl=1e9)
+    assert bus.waits.total() <= 1 + 2 * 2, bus.waits  # the flags, and whether steps were skipped
+    assert bus.copies.total() == 0, bus.copies
+
+
+def test_a_device_ends_the_epochs_and_counts_the_updates_that_it_made():
+    """The batch has 8 minibatches, of which the first few move the policy too far."""
+    with on_device(), Bus().watched(), Task(OnlineRLContext(), seed=0) as task:
+        policy, parts = chain(
+            PPOPolicy, env_num=16, epoch_per_collect=3, target_kl=1e-3, learning_rate=1e-2
+        )
+        place(policy)
+        for part in parts:
+            task.use(part)
+        task.run(1)
+        outputs = task.ctx.train_output
+        stops = [bool(output["kl_stop"]) for output in outputs]
+        assert len(stops) == 8
+        assert 0 < stops.count(False) < 8
+        assert task.ctx.train_iter == policy.train_iter == stops.count(False)
 
 
 def test_the_counter_sees_reads_and_copies():

@@ -52,8 +52,10 @@ from dmiddleware.policy.policy_settings import PolicySettings, annotated_setting
 from dmiddleware.policy.rank_statistics import RankStatistics
 from dmiddleware.policy.state import PolicyState, entry_of, load_model_state
 from dmiddleware.policy.update import (
+    UpdateOutput,
     UpdateRunner,
     check_columns,
+    may_be_update,
     standard_columns,
     update_outputs,
 )
@@ -812,9 +814,15 @@ class Policy:
         output = self._runner.run(
             columns, drawn, n_made=self.train_iter, counters=self.counters, batch=batch
         )
-        if not output.get("kl_stop"):
+        if may_be_update(output):
             self.train_iter += 1
+        if isinstance(output, UpdateOutput):
+            output.on_stop = self._uncount_update
         return output
+
+    def _uncount_update(self) -> None:
+        """Take back an update that was counted and, as the GPU told later, not made."""
+        self.train_iter -= 1
 
     def _learn(self, data: Any, **kwargs: Any) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         """Check what a learner passes, and learn from it."""

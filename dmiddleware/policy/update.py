@@ -5,6 +5,7 @@ Also what an update returns: its outputs, and priorities for rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final, Literal
 
@@ -38,6 +39,8 @@ __all__ = [
     "UpdateRunner",
     "check_columns",
     "is_update",
+    "late_stops",
+    "may_be_update",
     "non_finite_error",
     "priorities_of_rows",
     "standard_columns",
@@ -59,7 +62,12 @@ class UpdateOutput(MutableMapping[str, Any]):
     Args:
         output: scalars and other tensors, and Python numbers.
         look: called once after the scalars have been read.
+
+    Attributes:
+        on_stop: called once if ``kl_stop`` turns out to be true.
     """
+
+    on_stop: Callable[[], None] | None = None
 
     def __init__(self, output: Mapping[str, Any], look: Callable[[], None]) -> None:
         self._scalars = [key for key, value in output.items() if _is_scalar(value)]
@@ -89,12 +97,36 @@ class UpdateOutput(MutableMapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._values
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether it has a ``kl_stop`` that was not read yet."""
+        return _is_scalar(self._values.get("kl_stop"))
+
     def _read(self) -> None:
-        numbers = zip(self._scalars, self._packed.tolist(), strict=True)
+        self._take(self._packed.tolist())
+        self._look_once()
+
+    def _take(self, scalars: Sequence[float]) -> None:
+        numbers = zip(self._scalars, scalars, strict=True)
+        may_stop = self.may_stop
         self._values |= {key: number for key, number in numbers if key in self._values}
+        if may_stop:
+            self._values["kl_stop"] = bool(self._values["kl_stop"])
+            if self._values["kl_stop"] and self.on_stop is not None:
+                self.on_stop()
+
+    def _look_once(self) -> None:
         if self._look is not None:
             look, self._look = self._look, None
             look()
+
+    @staticmethod
+    def read_together(outputs: Sequence[UpdateOutput]) -> None:
+        """Read the scalars of several outputs in one transfer."""
+        scalars = iter(torch.cat([output._packed for output in outputs]).tolist())
+        for output in outputs:
+            output._take(list(itertools.islice(scalars, len(output._packed))))
+        outputs[-1]._look_once()
 
 
 class UpdateRunner:
@@ -201,8 +233,7 @@ class UpdateRunner:
             batch: the columns before observations were normalized, for an error.
 
         Returns:
-            The output in Python numbers; on a GPU they are read when they are asked for, except for
-            ``kl_stop``.
+            The output in Python numbers; on a GPU they are read when they are asked for.
 
         Raises:
             NonFiniteLoss: if a step was skipped. A GPU is not waited for: see
@@ -220,9 +251,7 @@ class UpdateRunner:
         if not self._on_gpu and self.not_finite.item():
             self.not_finite.zero_()
             raise non_finite_error(output, batch, self._components, user=self._user)
-        if "kl_stop" in output:
-            output["kl_stop"] = bool(output["kl_stop"])
-        if not output.get("kl_stop") and (self._captured is None or "kl_stop" in output):
+        if moved and (self._captured is None or "kl_stop" in output) and not output.get("kl_stop"):
             for component in moved:
                 # On a GPU also while steps are skipped, towards weights that do not change.
                 component.move_target()
@@ -231,6 +260,8 @@ class UpdateRunner:
         output = {**self._scheduled, **output}
         if self._on_gpu:
             return self._output_on_gpu(output)
+        if "kl_stop" in output:
+            output["kl_stop"] = bool(output["kl_stop"])
         return {key: value.item() if _is_scalar(value) else value for key, value in output.items()}
 
     def _update_and_move(
@@ -438,6 +469,21 @@ def is_update(output: Mapping[str, Any]) -> bool:
     With ``kl_stop`` the policy reports that it skipped the update.
     """
     return not output.get("kl_stop")
+
+
+def may_be_update(output: Mapping[str, Any]) -> bool:
+    """Return :func:`is_update`, or True while only the GPU knows; see :func:`late_stops`."""
+    may_stop = isinstance(output, UpdateOutput) and output.may_stop
+    return may_stop or not output.get("kl_stop")
+
+
+def late_stops(outputs: Sequence[Mapping[str, Any]]) -> int:
+    """Find out how many outputs seemed to be updates and were none; waits once for a GPU."""
+    unread = [item for item in outputs if isinstance(item, UpdateOutput) and item.may_stop]
+    if not unread:
+        return 0
+    UpdateOutput.read_together(unread)
+    return sum(not is_update(output) for output in unread)
 
 
 def priorities_of_rows(

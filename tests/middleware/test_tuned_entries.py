@@ -164,6 +164,7 @@ def test_the_settings_of_an_entry_are_valid(algo: str, env: str) -> None:
             "crossq",
             "sac_recurrent",
             "td3_recurrent",
+            "fasttd3",
             "sql",
             *OF_ITS_OWN,
         }

@@ -25,6 +25,7 @@ def config_of(name):
         "crossq",
         "sac_recurrent",
         "td3_recurrent",
+        "fasttd3",
         "cql",
         "td3_bc",
         "iql",
