@@ -163,19 +163,20 @@ class RecurrentTDPolicy(TDPolicy):
         """Return ``[n_critics, N]``, the values of actions ``[N, A]`` in the rows of a history."""
         assert isinstance(critic, RecurrentNetwork)
         n_sequences = obs.state.shape[0]
-        state = critic.initial_state(n_sequences).to(obs.state.device)
-        q: Tensor = obs.run(critic, state, action=action.view(-1, n_sequences, action.shape[-1]))[
-            "q"
-        ]
+        state = obs.state.new_zeros(n_sequences, critic.core.state_size)
+        of_sequences = action.view(-1, n_sequences, action.shape[-1])
+        q: Tensor = obs.run(critic, state, action=of_sequences)["q"]
         return q.flatten(-2)
 
     def _history(self, obs: Nested, seen: Mapping[str, Any], start: int) -> Any:
+        """Return a :class:`History` of columns ``[T, B, …]`` and the actor's ``state``."""
         inputs = {name: seen[name] for name in self.act_inputs}
         if "prev_action" in inputs:
             inputs["prev_action"] = self.codec.to_raw(inputs["prev_action"])
         return History(obs, inputs, seen["state"], start)
 
     def _rows(self, column: Nested) -> Any:
+        """Return the rows ``[N, …]`` of all sequences ``[T, B, …]`` after their burn-in."""
         return map_leaves(lambda leaf: leaf[self.burn_in :].flatten(0, 1), column)
 
 
