@@ -37,6 +37,7 @@ from middleware.di_engine_names import (
     priority_calculator,
     termination_checker,
 )
+from middleware.distill import labeled_by
 from middleware.eps_greedy import EpsGreedyHandler
 from middleware.evaluate import (
     InteractionEvaluator,
@@ -112,6 +113,7 @@ __all__ = [
     "CurriculumSettings",
     "StepCollector",
     "StepCollectorSettings",
+    "labeled_by",
     "EpisodeCollector",
     "EpisodeCollectorSettings",
     "data_pusher",

@@ -192,7 +192,9 @@ class StepCollector(_Collector, TakesSettings[StepCollectorSettings]):
         )
         ctx.trajectories = trajectories = self._mode.train_batch(collected)
         ends = worker.end_rows
-        if ends is None or trajectories is not collected:
+        if ends is None or (
+            trajectories is not collected and trajectories["done"] is not collected["done"]
+        ):
             # For few rows, much faster than torch's nonzero().
             ends = np.flatnonzero(trajectories["done"].numpy())
         ctx.trajectory_end_idx = torch.from_numpy(ends)

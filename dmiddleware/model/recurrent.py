@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from dmiddleware.model.spaces import (
     ActionShape,
     ObsShape,
     action_features,
+    as_obs_shape,
     is_image,
     shape_leaves,
 )
@@ -38,6 +39,10 @@ CoreKind: TypeAlias = Literal["lstm", "gru"]
 """``"lstm"`` (Hochreiter and Schmidhuber, 1997) or ``"gru"`` (Cho et al., 2014)."""
 
 _CORES: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
+
+
+_MEMORY: Final = "memory"
+_OBS: Final = "obs"
 
 
 class RecurrentCore(nn.Module):
@@ -229,6 +234,7 @@ class RecurrentNetwork(Network):
         prev_action: Nested | None = None,
         prev_reward: torch.Tensor | None = None,
         within_episode: bool = False,
+        acts_only: bool = False,
     ) -> dict[str, torch.Tensor]:
         """Return the head's outputs, and ``state`` ``[B, S]``, the state after the last step.
 
@@ -241,6 +247,7 @@ class RecurrentNetwork(Network):
             prev_reward: ``[T, B]``.
             within_episode: whether each sequence is within one episode, and ``state`` is right, so
                 that no state has to be set to zeros. Such sequences run faster.
+            acts_only: whether to leave out what acting does not need, such as values.
         """
         parts = [self.encoder(obs)]
         if prev_action is not None:
@@ -256,8 +263,21 @@ class RecurrentNetwork(Network):
         features = features[0] if is_step else features
         if self.residual:
             features = features + parts[0]
-        output: dict[str, torch.Tensor] = self.head(features)
+        output = self.run_head(features, obs, acts_only=acts_only)
         output["state"] = state
+        return output
+
+    def run_head(
+        self, features: torch.Tensor, obs: Nested, *, acts_only: bool
+    ) -> dict[str, torch.Tensor]:
+        """Return the head's outputs.
+
+        Args:
+            features: of the core, ``[…, F]``.
+            obs: what the network saw.
+            acts_only: whether what acting does not need may be left out.
+        """
+        output: dict[str, torch.Tensor] = self.head(features)
         return output
 
 
@@ -274,6 +294,9 @@ class RecurrentActorCritic(RecurrentNetwork):
         norm: ``"layer"``, ``"batch_renorm"`` or None.
         init: ``"orthogonal"`` (the last layers with gains 0.01 and 1) or None (torch's own).
         log_std_init: logarithm of the first standard deviation of continuous actions.
+        critic_obs_shape: what the critic sees beside the features of the memory, if it is not what
+            the actor sees; None: these features alone. A value of both is unbiased (Baisero and
+            Amato, "Unbiased Asymmetric Reinforcement Learning under Partial Observability", 2022).
         **options: the other options of :class:`RecurrentNetwork`.
 
     Example:
@@ -294,18 +317,32 @@ class RecurrentActorCritic(RecurrentNetwork):
         norm: Norm = None,
         init: Init = "orthogonal",
         log_std_init: float = 0.0,
+        critic_obs_shape: ObsShape | None = None,
         **options: Any,
     ) -> None:
         shared: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
         super().__init__(obs_shape, action_shape, **shared, **options)
-        self.head = ActorCritic(
-            self.core.out_features,
+        seen: Any = self.core.out_features
+        self.divides = critic_obs_shape is not None
+        if self.divides:
+            self.critic_obs_shape = as_obs_shape(critic_obs_shape)
+            seen = {_MEMORY: seen}
+            shared["critic_obs_shape"] = {**seen, _OBS: self.critic_obs_shape}
+        self.head: ActorCritic = ActorCritic(
+            seen,
             action_shape,
             action_space=self.action_space,
             encoder_hidden_sizes=head_hidden_sizes,
             log_std_init=log_std_init,
             **shared,
         )
+
+    def run_head(
+        self, features: torch.Tensor, obs: Nested, *, acts_only: bool
+    ) -> dict[str, torch.Tensor]:
+        """Return the distribution, and the value unless the network ``acts_only``."""
+        seen: Any = {_MEMORY: features, _OBS: obs} if self.divides else features
+        return self.head.compute_actor(seen) if acts_only else self.head(seen)
 
 
 @MODEL_REGISTRY.register("recurrent_q_network")

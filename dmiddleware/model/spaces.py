@@ -57,6 +57,7 @@ __all__ = [
     "array_shape",
     "is_image",
     "is_one_hot",
+    "joined_shape",
     "is_pixels",
     "fits_shape",
     "obs_shape_of",
@@ -156,6 +157,17 @@ def shape_leaves(shape: ObsShape) -> Iterator[tuple[tuple[str, ...], tuple[Any, 
     for key, inner in normal.items():
         for path, leaf in shape_leaves(inner):
             yield (key, *path), leaf
+
+
+def joined_shape(first: ObsShape, second: ObsShape) -> ObsShape:
+    """Return the shape of observations that have the parts of two shapes; shared ones once."""
+    if not isinstance(first, Mapping) or not isinstance(second, Mapping):
+        return first
+    both = {**first, **second}
+    shared = first.keys() & second.keys()
+    return {
+        key: joined_shape(first[key], second[key]) if key in shared else both[key] for key in both
+    }
 
 
 def is_one_hot(shape: tuple[Any, ...]) -> bool:

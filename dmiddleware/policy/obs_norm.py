@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteData
-from dmiddleware.model.spaces import array_shape, is_one_hot, shape_leaves
+from dmiddleware.model.spaces import array_shape, is_one_hot, joined_shape, shape_leaves
 from dmiddleware.policy.policy_settings import PolicySettings
 from dmiddleware.rl import RunningMeanStd
 from dmiddleware.settings import Positive
@@ -121,6 +121,9 @@ class ObsNorm:
                 "obs_norm is True, but the shape of observations is unknown: the model "
                 f"{type(model).__name__} has no attribute obs_shape; set model.obs_shape"
             )
+        critic = getattr(model, "critic_obs_shape", cfg.model.get("critic_obs_shape"))
+        if critic is not None:
+            obs_shape = joined_shape(obs_shape, critic)
         of_dataset = isinstance(cfg, DatasetNormSettings)
         return cls(
             obs_shape,
