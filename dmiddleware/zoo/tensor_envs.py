@@ -286,7 +286,7 @@ class Rover(TensorEnv):
 
     def advance(self, state: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Apply the force, with drag, for 0.1 s."""
-        position, velocity, beacon, charge, _ = state.split((2, 2, 2, 1, _RAYS), dim=1)
+        position, velocity, beacon, charge, _ = _parts(state)
         force = action.clamp(-1.0, 1.0)
         velocity = velocity + (_THRUST * force - _ROVER_DRAG * velocity) * _ROVER_STEP_S
         position = position + velocity * _ROVER_STEP_S
@@ -298,7 +298,7 @@ class Rover(TensorEnv):
 
     def seen(self, state: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the parts of observations."""
-        position, _, beacon, charge, scan = state.split((2, 2, 2, 1, _RAYS), dim=1)
+        position, _, beacon, charge, scan = _parts(state)
         return {
             "proprio": state[:, :4].clone(),
             "scan": scan.clone(),
@@ -308,5 +308,10 @@ class Rover(TensorEnv):
 
     def _scan(self, way: torch.Tensor) -> torch.Tensor:
         """Return the brightness ``[E, 8]`` by direction, of a beacon that is ``[E, 2]`` away."""
-        bright = (way @ self._rays).relu() / (1.0 + way.norm(dim=1, keepdim=True))
+        bright: torch.Tensor = (way @ self._rays).relu() / (1.0 + way.norm(dim=1, keepdim=True))
         return bright + self.uniform(-_SCAN_NOISE, _SCAN_NOISE, _RAYS)
+
+
+def _parts(state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return position, velocity, beacon, charge and scan of a rover's states ``[E, 15]``."""
+    return state[:, :2], state[:, 2:4], state[:, 4:6], state[:, 6:7], state[:, 7:]

@@ -188,6 +188,20 @@ class TestStatisticsOfObservations:
         assert torch.equal(whole, less)
 
 
+@pytest.mark.parametrize("cls", [PPOPolicy, SACPolicy])
+def test_a_learner_s_state_is_restored_exactly(cls: Any) -> None:
+    policy, other = made(cls, obs_norm=True), made(cls, obs_norm=True, seed=1)
+    with make_env_manager(lambda: env_of(cls), env_num=N_ENVS, seed=0) as envs:
+        rows = policy.collect_mode.train_batch(RolloutCollector(policy, envs).collect(48))
+    batch = on_policy_batch(policy, rows) if policy.on_policy else buffer_of(policy, rows).sample(9)
+    policy.learn_mode.forward(batch)
+    other.learn_mode.load_state_dict(policy.learn_mode.state_dict())
+    for each in (policy, other):
+        each.learn_mode.forward(batch)
+    state = other.model.state_dict()
+    assert all(torch.equal(part, state[name]) for name, part in policy.model.state_dict().items())
+
+
 class TestRows:
     def test_a_buffer_stores_each_part_once(self) -> None:
         policy = made(SACPolicy)
