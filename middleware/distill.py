@@ -59,8 +59,8 @@ def labeled_by(teacher: HasModes | EvalMode, student: HasModes | CollectMode) ->
 
     def forward(obs: Nested, *, env_id: Any = None, **kwargs: Any) -> dict[str, Any]:
         output = pupil.forward(obs, env_id=env_id, **kwargs)
-        seen = {name: kwargs[name] for name in inputs & kwargs.keys()}
-        return {**output, _LABEL: guide.forward(obs, env_id=env_id, **seen)["action"]}
+        extra = {name: kwargs[name] for name in inputs & kwargs.keys()}
+        return {**output, _LABEL: guide.forward(obs, env_id=env_id, **extra)["action"]}
 
     def train_batch(batch: Batch) -> Batch:
         columns = {name: batch[name] for name in batch if name != _LABEL}

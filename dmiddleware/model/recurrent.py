@@ -322,14 +322,14 @@ class RecurrentActorCritic(RecurrentNetwork):
     ) -> None:
         shared: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
         super().__init__(obs_shape, action_shape, **shared, **options)
-        seen: Any = self.core.out_features
+        head_shape: Any = self.core.out_features
         self.divides = critic_obs_shape is not None
         if self.divides:
             self.critic_obs_shape = as_obs_shape(critic_obs_shape)
-            seen = {_MEMORY: seen}
-            shared["critic_obs_shape"] = {**seen, _OBS: self.critic_obs_shape}
+            head_shape = {_MEMORY: head_shape}
+            shared["critic_obs_shape"] = {**head_shape, _OBS: self.critic_obs_shape}
         self.head: ActorCritic = ActorCritic(
-            seen,
+            head_shape,
             action_shape,
             action_space=self.action_space,
             encoder_hidden_sizes=head_hidden_sizes,
@@ -341,8 +341,8 @@ class RecurrentActorCritic(RecurrentNetwork):
         self, features: torch.Tensor, obs: Nested, *, acts_only: bool
     ) -> dict[str, torch.Tensor]:
         """Return the distribution, and the value unless the network ``acts_only``."""
-        seen: Any = {_MEMORY: features, _OBS: obs} if self.divides else features
-        return self.head.compute_actor(seen) if acts_only else self.head(seen)
+        inputs: Any = {_MEMORY: features, _OBS: obs} if self.divides else features
+        return self.head.compute_actor(inputs) if acts_only else self.head(inputs)
 
 
 @MODEL_REGISTRY.register("recurrent_q_network")

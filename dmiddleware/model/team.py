@@ -421,20 +421,20 @@ class AgentActorCritic(TeamNetwork):
         options: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
         self.actor_input = AgentInput(self.obs_shape, n_agent)
         self.critic_input = AgentInput(self.critic_obs_shape, n_agent, with_state=self.sees_state)
-        seen, judged = self.actor_input.shape, self.critic_input.shape
+        actor_shape, critic_shape = self.actor_input.shape, self.critic_input.shape
         self.actor = Actor(
-            seen,
+            actor_shape,
             action_shape,
             action_space=action_space,
             encoder_hidden_sizes=encoder_hidden_sizes,
-            conv_layers=convolutions_for(seen, conv_layers, beside=judged),
+            conv_layers=convolutions_for(actor_shape, conv_layers, beside=critic_shape),
             log_std_init=log_std_init,
             **options,
         )
         self.critic = make_encoder(
-            judged,
+            critic_shape,
             encoder_hidden_sizes,
-            conv_layers=convolutions_for(judged, conv_layers, beside=seen),
+            conv_layers=convolutions_for(critic_shape, conv_layers, beside=actor_shape),
             **options,
         )
         self.value_head = nn.Linear(self.critic.out_features, 1)

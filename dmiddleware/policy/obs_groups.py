@@ -219,11 +219,11 @@ class ObsParts:
             SpaceError: with both shapes.
         """
         built_for = getattr(model, "critic_obs_shape", None)
-        seen = as_obs_shape(_selected(obs_shape, _selection(self.critic, self.is_team)))
-        if built_for is not None and not fits_shape(built_for, seen):
+        shape = as_obs_shape(_selected(obs_shape, _selection(self.critic, self.is_team)))
+        if built_for is not None and not fits_shape(built_for, shape):
             raise SpaceError(
                 f"the critic of {type(model).__name__} was built for observations of shape "
-                f"{built_for}, but obs_groups give it {seen}; build the policy with for_env(env)"
+                f"{built_for}, but obs_groups give it {shape}; build the policy with for_env(env)"
             )
 
 

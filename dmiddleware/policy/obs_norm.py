@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteData
+from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteData, StructureError
 from dmiddleware.model.spaces import array_shape, is_one_hot, joined_shape, shape_leaves
 from dmiddleware.policy.policy_settings import PolicySettings
 from dmiddleware.rl import RunningMeanStd
@@ -216,6 +216,11 @@ class ObsNorm:
 
 def _leaf(obs: Nested, path: tuple[str, ...]) -> torch.Tensor:
     for key in path:
+        if key not in obs:
+            raise StructureError(
+                f"observations lack {_name(path)}, of which statistics are kept; if the policy has "
+                "obs_groups, rows keep the parts of its groups alone: name this part in one of them"
+            )
         obs = obs[key]
     assert isinstance(obs, torch.Tensor)
     return obs

@@ -12,7 +12,7 @@ from torch import nn
 
 from dmiddleware.data import Batch, TensorBuffer, as_tree, flatten_lead
 from dmiddleware.env import make_env_manager
-from dmiddleware.errors import ConfigError, SpaceError
+from dmiddleware.errors import ConfigError, SpaceError, StructureError
 from dmiddleware.policy import (
     A2CPolicy,
     BCPolicy,
@@ -28,6 +28,7 @@ from dmiddleware.policy import (
     SACPolicy,
 )
 from dmiddleware.policy.policy_description import DESCRIPTION, describe_policy, policy_from
+from dmiddleware.reward import RND
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.rollout.acting_policy import ActingPolicy
 from dmiddleware.tree import leaves
@@ -212,6 +213,22 @@ class TestRows:
         stored = {name for name, _ in leaves(buffer.sample(4)["obs"])}
         assert stored == {"mass", "proprio"}
 
+    def test_an_intrinsic_reward_sees_what_is_kept(self) -> None:
+        policy = made(PPOPolicy, obs_groups={"actor": ["mass"], "critic": ["proprio"]})
+        reward = RND.for_env(Parts(), policy)
+        with make_env_manager(lambda: env_of(PPOPolicy), env_num=N_ENVS, seed=0) as envs:
+            rows = policy.collect_mode.train_batch(RolloutCollector(policy, envs).collect(20))
+        reward.update(flatten_lead(rows, 2))
+        assert reward.reward(flatten_lead(rows, 2)).shape == (20,)
+
+    def test_statistics_of_another_part_ask_for_it(self) -> None:
+        policy = made(SACPolicy)
+        reward = RND.for_env(Parts(), SACPolicy.for_env(Parts()))
+        with make_env_manager(Parts, env_num=N_ENVS, seed=0) as envs:
+            rows = policy.collect_mode.train_batch(RolloutCollector(policy, envs).collect(20))
+        with pytest.raises(StructureError, match=r"obs\.clock.*obs_groups"):
+            reward.reward(flatten_lead(rows, 2))
+
     def test_masks_are_kept(self) -> None:
         env = Parts(gym.spaces.Discrete(3), masked=True)
         policy = PPOPolicy.for_env(env, obs_groups=GROUPS, seed=0)
@@ -350,6 +367,25 @@ class TestANetworkOfTheUsersOwn:
     def test_whose_actor_reads_what_is_for_the_critic_alone_is_refused(self) -> None:
         with pytest.raises(SpaceError, match=r"'mass'.*critic alone"):
             SACPolicy.for_env(Parts(), obs_groups=GROUPS, model=Both("proprio", "mass"))
+
+    def test_whose_forward_runs_both_needs_a_way_to_act_alone(self) -> None:
+        class Whole(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.actor, self.value = Player("proprio"), nn.Linear(2, 1)
+
+            def forward(self, obs: Any) -> dict[str, torch.Tensor]:
+                return {**self.actor(obs), "value": self.value(obs["mass"]).squeeze(-1)}
+
+        with pytest.raises(SpaceError, match="compute_actor"):
+            PPOPolicy.for_env(Parts(), obs_groups=GROUPS, model=Whole())
+        whole = Whole()
+        whole.compute_actor = whole.actor.forward  # type: ignore[assignment]
+        policy = PPOPolicy.for_env(Parts(), obs_groups=GROUPS, model=whole)
+        assert policy.eval_mode.forward(observations(4, names=["proprio"]))["action"].shape == (
+            4,
+            2,
+        )
 
 
 class TestSeveralAgents:
