@@ -490,8 +490,11 @@ class Policy:
         return shape.numel()
 
     def train_batch(self, batch: Batch) -> Batch:
-        """Turn a collected batch ``[T, E, …]``, or an episode ``[T, …]``, into training data."""
-        return batch
+        """Turn a collected batch ``[T, E, …]``, or an episode ``[T, …]``, into training data.
+
+        By default, only the parts of observations that no group reads are dropped.
+        """
+        return batch if self.parts is None else self.parts.rows(batch)
 
     # What an algorithm calls.
 
@@ -633,7 +636,7 @@ class Policy:
             self.spec,
             reset=self.reset,
             seed=partial(self._generators.seed, "generator"),
-            train_batch=self._train_batch,
+            train_batch=self.train_batch,
         )
 
     @property
@@ -984,11 +987,6 @@ class Policy:
                 "[B, …] and returns tensors to log, or leave 'learn' out of modes"
             )
         return frozenset(mode for mode in MODES if mode in chosen)
-
-    def _train_batch(self, batch: Batch) -> Batch:
-        """Turn what was collected into training data, without what nothing reads."""
-        rows = self.train_batch(batch)
-        return rows if self.parts is None else self.parts.rows(rows)
 
     # Building.
 
