@@ -139,7 +139,9 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self._bus = bus
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(  # noqa: C901  # a case for each way to name a device
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else None
         attribute = getattr(func, "__self__", None)
@@ -157,6 +159,8 @@ class _Calls(TorchFunctionMode):
             return func(_unmarked(first), *args[1:], **kwargs)
         if func is torch.nn.functional.one_hot and _is_marked(first):
             return _mark(func(_unmarked(first), *args[1:], **kwargs))  # it makes zeros inside
+        if func is torch.Tensor.new_tensor and _is_marked(first):
+            return self._made_from_values(func, args, kwargs)
         if func is torch.Tensor.to:
             return self._moved(func, args, kwargs)
         device = kwargs.get("device")
@@ -166,6 +170,11 @@ class _Calls(TorchFunctionMode):
                 self._note_copy(result)
             _mark(result)
         return result
+
+    def _made_from_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        self._note_copy(result)
+        return _mark(result)
 
     def _moved(self, func: Any, args: Any, kwargs: Any) -> Any:
         if "/torch/" in sys._getframe(2).f_code.co_filename:

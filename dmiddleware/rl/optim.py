@@ -140,7 +140,8 @@ class FusedAdam(UncompiledOptimizer, torch.optim.Adam):
                 list(itertools.compress(tensors, used))
                 for tensors in (lists.parameters, lists.first_moments, lists.second_moments)
             )
-            lists.counter.add_(keep * lists.counter.new_tensor(used))
+            none = keep * 0.0
+            lists.counter.add_(torch.stack([keep if is_used else none for is_used in used]))
             steps = list(itertools.compress(lists.counter.unbind(), used))
             for p, gradient, m, v, step in zip(
                 parameters, gradients, first, second, steps, strict=True

@@ -209,12 +209,6 @@ def test_normalized_observations_are_clipped_or_not(clip: float | None) -> None:
     assert largest == 0.5 if clip else largest > 1.0
 
 
-@pytest.mark.parametrize("cls", [DQNPolicy, SACPolicy, DDPGPolicy, DiscreteSACPolicy])
-def test_several_ranks_are_refused(cls: Any) -> None:
-    with pytest.raises(ConfigError, match="multi_gpu must be False with obs_norm"):
-        pair(cls, multi_gpu=True)
-
-
 @pytest.mark.compiled
 @pytest.mark.slow
 def test_a_compiled_update_follows_the_statistics() -> None:
