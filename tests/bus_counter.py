@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from unittest import mock
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from dmiddleware import Task
-from dmiddleware.data import DeviceBuffer, PrioritySamplerSettings
+from dmiddleware.data import TensorBuffer
 from dmiddleware.env import VectorEnvManager
 from dmiddleware.policy import (
     DDPGPolicy,
@@ -246,7 +246,7 @@ def env_of(kind: type[Policy]) -> type[TensorEnv]:
 def chain(
     kind: type[Policy],
     env_num: int = 64,
-    priority: PrioritySamplerSettings | None = None,
+    buffer: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Policy, list[Any]]:
     """Return a policy, and the chain that trains it in envs of its device."""
@@ -258,19 +258,19 @@ def chain(
         estimators = [] if kind.learns_from_trajectories else [GAEEstimator(policy)]
         return policy, [*explore, collector, *estimators, OnPolicyLearner(policy)]
     policy = kind.for_env(envs, seed=0, batch_size=env_num, **options)
-    buffer = DeviceBuffer(100 * env_num, priority=priority, seed=0)
+    replay = TensorBuffer(100 * env_num, device=DEVICE, seed=0, **(buffer or {}))
     return policy, [
         *([EpsGreedyHandler(policy)] if issubclass(kind, QLearningPolicy) else []),
         StepCollector(policy, envs, n_sample=env_num),
-        DataPusher(buffer),
-        OffPolicyLearner(policy, buffer, update_per_collect=4),
+        DataPusher(replay),
+        OffPolicyLearner(policy, replay, update_per_collect=4),
     ]
 
 
 def place(policy: Policy) -> None:
     """Mark what a policy has on its device; networks are moved there by their parameters."""
     seen: set[int] = set()
-    waiting: list[Any] = [dict(policy.components), policy._runner]
+    waiting: list[Any] = [dict(policy.components), policy._runner, policy.model]
     while waiting:
         value = waiting.pop()
         if id(value) in seen or isinstance(value, torch.Generator | type | Codec):
@@ -288,7 +288,7 @@ def place(policy: Policy) -> None:
             waiting.append(value.__self__)
 
 
-def count(kind: type[Policy], *, n_before: int = 3, **options: Any) -> Bus:
+def count(kind: type[Policy], *, n_before: int = 4, **options: Any) -> Bus:
     """Count one step of the chain of an algorithm, after a few others."""
     bus = Bus()
     with on_device(), bus.watched(), Task(OnlineRLContext(), seed=0) as task:

@@ -14,7 +14,7 @@ from torch import nn
 
 from dmiddleware.distributed import GradientReducer
 from dmiddleware.errors import CheckpointMismatch, ConfigError, PolicyError
-from dmiddleware.rl.optim import FusedAdam, OpaqueStep, RMSprop
+from dmiddleware.rl.optim import FusedAdam, FusedAdamW, OpaqueStep, RMSprop
 from dmiddleware.schedule import Schedule
 from dmiddleware.torch_private import move_towards, scale
 
@@ -110,14 +110,8 @@ def adamw(
         betas: decay of the means of the gradient and of its square.
         eps: added to the denominator.
     """
-    return torch_optimizer(
-        torch.optim.AdamW,
-        learning_rate,
-        weight_decay=weight_decay,
-        betas=betas,
-        eps=eps,
-        fused=True,
-    )
+    make = partial(FusedAdamW, weight_decay=weight_decay, betas=betas, eps=eps)
+    return MakeOptimizer(Schedule.of(learning_rate), make)
 
 
 def torch_optimizer(
@@ -250,7 +244,7 @@ class Component(Generic[M_co]):
         trained = [p for p in module.parameters() if p.requires_grad]
         self._parameters = _checked_parameters(optimizer, trained)
         self.optimizer, self.schedule = optimizer, None
-        if type(optimizer) in (FusedAdam, RMSprop):
+        if type(optimizer) in (FusedAdam, FusedAdamW, RMSprop):
             self._apply = optimizer.apply  # type: ignore[attr-defined]
         else:
             self._apply = OpaqueStep(optimizer, self._parameters)

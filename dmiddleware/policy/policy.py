@@ -62,6 +62,7 @@ from dmiddleware.policy.state import PolicyState, entry_of, load_model_state
 from dmiddleware.policy.update import (
     UpdateRunner,
     check_columns,
+    is_update,
     standard_columns,
     update_outputs,
 )
@@ -709,6 +710,7 @@ class Policy:
             initial_state=self.initial_state,
             check_spaces=self.check_spaces,
             set_counters=self.set_counters,
+            uncount_updates=self.uncount_updates,
             acting_state=self._state.acting,
             load_weights=self.load_weights,
         )
@@ -744,6 +746,14 @@ class Policy:
             ConfigError: if its schedule reads a counter that nothing has set.
         """
         return self.schedules[name].at(self.counters._replace(update=self.train_iter))
+
+    def uncount_updates(self, n: int) -> None:
+        """Take back updates that were counted and, as a GPU told later, not made.
+
+        Args:
+            n: how many; see :func:`late_stops`.
+        """
+        self.train_iter -= n
 
     def set_counters(self, counters: Counters) -> None:
         """Set what schedules read; the policy counts its updates itself."""
@@ -872,7 +882,7 @@ class Policy:
         output = self._runner.run(
             columns, drawn, n_made=self.train_iter, counters=self.counters, batch=batch
         )
-        if not output.get("kl_stop"):
+        if is_update(output):
             self.train_iter += 1
         return output
 

@@ -38,6 +38,7 @@ __all__ = [
     "UpdateRunner",
     "check_columns",
     "is_update",
+    "late_stops",
     "non_finite_error",
     "priorities_of_rows",
     "standard_columns",
@@ -88,6 +89,11 @@ class UpdateOutput(MutableMapping[str, Any]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
+
+    def unread(self, key: str) -> torch.Tensor | None:
+        """Return a scalar on the GPU, without reading it; None: it has been read, or is none."""
+        value = self._values.get(key)
+        return self._packed[self._scalars.index(key)] if _is_scalar(value) else None
 
     def _read(self) -> None:
         numbers = zip(self._scalars, self._packed.tolist(), strict=True)
@@ -201,8 +207,7 @@ class UpdateRunner:
             batch: the columns before observations were normalized, for an error.
 
         Returns:
-            The output in Python numbers; on a GPU they are read when they are asked for, except for
-            ``kl_stop``.
+            The output in Python numbers; on a GPU they are read when they are asked for.
 
         Raises:
             NonFiniteLoss: if a step was skipped. A GPU is not waited for: see
@@ -220,9 +225,7 @@ class UpdateRunner:
         if not self._on_gpu and self.not_finite.item():
             self.not_finite.zero_()
             raise non_finite_error(output, batch, self._components, user=self._user)
-        if "kl_stop" in output:
-            output["kl_stop"] = bool(output["kl_stop"])
-        if not output.get("kl_stop") and (self._captured is None or "kl_stop" in output):
+        if moved and (self._captured is None or "kl_stop" in output) and not output.get("kl_stop"):
             for component in moved:
                 # On a GPU also while steps are skipped, towards weights that do not change.
                 component.move_target()
@@ -231,6 +234,8 @@ class UpdateRunner:
         output = {**self._scheduled, **output}
         if self._on_gpu:
             return self._output_on_gpu(output)
+        if "kl_stop" in output:
+            output["kl_stop"] = bool(output["kl_stop"])
         return {key: value.item() if _is_scalar(value) else value for key, value in output.items()}
 
     def _update_and_move(
@@ -435,9 +440,19 @@ def update_outputs(
 def is_update(output: Mapping[str, Any]) -> bool:
     """Return whether an output counts as an update: one with ``kl_stop`` does not.
 
-    With ``kl_stop`` the policy reports that it skipped the update.
+    With ``kl_stop`` the policy reports that it skipped the update. What a GPU has not told yet
+    counts as an update; see :func:`late_stops`.
     """
+    if isinstance(output, UpdateOutput) and output.unread("kl_stop") is not None:
+        return True
     return not output.get("kl_stop")
+
+
+def late_stops(outputs: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many outputs have a ``kl_stop`` that was not read yet; waits once for a GPU."""
+    unread = [output.unread("kl_stop") for output in outputs if isinstance(output, UpdateOutput)]
+    flags = [flag for flag in unread if flag is not None]
+    return int(torch.stack(flags).sum()) if flags else 0
 
 
 def priorities_of_rows(

@@ -26,6 +26,7 @@ from dmiddleware.policy import (
     DiscreteSACPolicy,
     DQNPolicy,
     EDACPolicy,
+    FastTD3Policy,
     FQFPolicy,
     IMPALAPolicy,
     IPPOPolicy,
@@ -68,7 +69,15 @@ PLAIN = [
     RainbowPolicy,
     DiscreteSACPolicy,
 ]
-CONTINUOUS = [SACPolicy, TQCPolicy, CrossQPolicy, DDPGPolicy, D4PGPolicy, TD3Policy]
+CONTINUOUS = [
+    SACPolicy,
+    TQCPolicy,
+    CrossQPolicy,
+    FastTD3Policy,
+    DDPGPolicy,
+    D4PGPolicy,
+    TD3Policy,
+]
 OFFLINE = [CQLPolicy, TD3BCPolicy, BCQPolicy, EDACPolicy]
 TEAMS = [VDNPolicy, QMIXPolicy]
 
