@@ -801,7 +801,7 @@ class Policy:
         Raises:
             SpaceError: with both shapes.
         """
-        self._check_spaces(observation_space, action_space, acts_only=False)
+        self._check_read(observation_space, action_space, acts_only=False)
 
     def check_acting_spaces(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any]
@@ -811,9 +811,9 @@ class Policy:
         Raises:
             SpaceError: as :meth:`check_spaces` raises it.
         """
-        self._check_spaces(observation_space, action_space, acts_only=True)
+        self._check_read(observation_space, action_space, acts_only=True)
 
-    def _check_spaces(
+    def _check_read(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], *, acts_only: bool
     ) -> None:
         several, user = self.several_agents, type(self).__name__
