@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from dmiddleware.pipeline import ChainView, Context, Task
 from dmiddleware.settings import Settings
 from middleware.context import OnlineRLContext
+from middleware.support.part_name import PartSettings
 
 __all__ = ["BaseMiddleware", "stock_middleware"]
 
@@ -41,6 +43,11 @@ class BaseMiddleware(ABC, Generic[C]):
     snapshot_parts: Mapping[str, Any] = _NOTHING
     computes_n_step: bool = False
     metric_prefix: str | None = None
+
+    @cached_property
+    def part_name(self) -> str | None:
+        """The named part of the chain that it belongs to: the option ``name``; None: no part."""
+        return self.settings.name if isinstance(self.settings, PartSettings) else None
 
     @abstractmethod
     def __call__(self, ctx: C) -> Iterator[None] | None:

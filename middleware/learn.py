@@ -27,16 +27,17 @@ from dmiddleware.policy import (
     update_outputs,
 )
 from dmiddleware.seeding import derive_seed
-from dmiddleware.settings import Count, Settings, TakesSettings, takes_options
+from dmiddleware.settings import Count, TakesSettings, takes_options
 from dmiddleware.tree import Batch, flatten_lead, items_of, to_device, with_columns
 from middleware.advantage import AdvantageEstimator
-from middleware.base import BaseMiddleware, C
+from middleware.base import BaseMiddleware, C, stock_middleware
 from middleware.collect import collectors_of
 from middleware.context import OfflineRLContext, RLContext
 from middleware.exchange import ContextExchanger
 from middleware.roles import Role
 from middleware.support.counters import RunCounters
 from middleware.support.dataset_reader import DatasetReader, check_dataset
+from middleware.support.part_name import PartSettings
 from middleware.support.policy_settings import count_of, setting_of
 from middleware.support.replay import (
     EarlyReturns,
@@ -80,8 +81,9 @@ class PolicyUpdater(BaseMiddleware[C]):
         self._counters.bind(chain)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Reject ranks that would learn alone, or stop in different steps."""
+        """Reject policies that would mix, and ranks that would learn or stop alone."""
         yield from self._counters.preflight(chain)
+        yield from self._mixed_with(chain)
         size = rank_and_world_size()[1]
         if size == 1:
             return
@@ -95,6 +97,25 @@ class PolicyUpdater(BaseMiddleware[C]):
                 f"{size} ranks run this program, and would stop in different steps; use "
                 "ContextExchanger() first in the chain"
             )
+
+    def _mixed_with(self, chain: ChainView) -> Iterable[str]:
+        """Yield the problem that another learner, or another metric, has the same name, or none."""
+        learners = [part for part in stock_middleware(chain) if isinstance(part, PolicyUpdater)]
+        if learners and self._mode != learners[0]._mode:
+            first, place = type(learners[0]).__name__, "no name"
+            if chain.part is not None:
+                place = f"the name {chain.part!r}"
+            yield (
+                f"it learns another policy than the {first} before it, and both have {place}, so "
+                "their counters, metrics and checkpoints would mix; give each policy a name, such "
+                'as name="red", for its collector, learner and all else that belongs to it'
+            )
+        for part in stock_middleware(chain.of(None)) if chain.part is not None else ():
+            if part.metric_prefix == chain.part:
+                yield (
+                    f"the metrics of the {type(part).__name__} begin with {chain.part!r} too, and "
+                    "would mix with those of the part; give it another name"
+                )
 
     def _all_can(self, update: bool) -> bool:
         """Return whether every rank can make its next update; each of them asks."""
@@ -111,7 +132,7 @@ class PolicyUpdater(BaseMiddleware[C]):
         return outputs
 
 
-class OffPolicyLearnerSettings(Settings):
+class OffPolicyLearnerSettings(PartSettings):
     """The options of :class:`OffPolicyLearner`."""
 
     update_per_collect: Count = 1
@@ -271,9 +292,10 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
     """
 
-    @takes_options
-    def __init__(self, policy: HasModes | LearnMode) -> None:
+    @takes_options(PartSettings)
+    def __init__(self, policy: HasModes | LearnMode, settings: PartSettings) -> None:
         super().__init__(policy)
+        self.settings = settings
         mode, user = self._mode, "OnPolicyLearner"
         self._takes_trajectories: bool = mode.spec.learns_from_trajectories
         self.reads = ("trajectories" if self._takes_trajectories else "train_data", "train_iter")
@@ -407,9 +429,12 @@ class OfflineLearner(PolicyUpdater[OfflineRLContext]):
     reads = ("train_iter", "trained_env_step")
     writes = ("train_output", "train_iter", "train_epoch", "trained_env_step")
 
-    @takes_options
-    def __init__(self, policy: HasModes | LearnMode, dataset: OfflineDataset) -> None:
+    @takes_options(PartSettings)
+    def __init__(
+        self, policy: HasModes | LearnMode, dataset: OfflineDataset, settings: PartSettings
+    ) -> None:
         super().__init__(policy)
+        self.settings = settings
         user = "OfflineLearner"
         check_dataset(dataset, user=user)
         n_rows = count_of(self._mode, "batch_size", user=user)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, Context, Task
-from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_options
+from dmiddleware.settings import Count, Positive, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 from middleware.roles import Role
+from middleware.support.part_name import PartSettings
 
 __all__ = ["TerminationChecker", "TerminationCheckerSettings", "limits_of"]
 
 
-class TerminationCheckerSettings(Settings):
+class TerminationCheckerSettings(PartSettings):
     """The options of :class:`TerminationChecker`."""
 
     max_env_step: Count | None = None
@@ -33,6 +34,9 @@ class TerminationChecker(BaseMiddleware[Context], TakesSettings[TerminationCheck
     In a run of several processes the learner checks the limits, because only it knows the exact
     counters. The limits are also what :class:`~middleware.ProgressBar` shows. A run that is resumed
     at a limit stops before its first step.
+
+    Without a name, it counts the sums over all named parts of the chain; with ``name="red"``, it
+    counts in that part. Either ends the whole run.
 
     Args:
         settings: the options, each by keyword; see :class:`TerminationCheckerSettings`.
@@ -64,6 +68,17 @@ class TerminationChecker(BaseMiddleware[Context], TakesSettings[TerminationCheck
         self._elapsed_before = 0.0
         self._started: float | None = None
         self._task: Task[Any] | None = None
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse a limit over all parts where some of them are counted in other processes."""
+        task = chain.context.task
+        for name in chain.parts if self.part_name is None and self.reads else ():
+            if task.has_role(Role.LEARNER) and not task.part(name).has_role(Role.LEARNER):
+                yield (
+                    f"it limits {self.reads[0]} over all parts, but the part {name!r} learns in "
+                    f"another process, which counts it; limit it there, with name={name!r}, or by "
+                    "max_time_s"
+                )
 
     def setup(self, task: Task[Any]) -> None:
         """Stop a task that starts at a limit, such as a finished run that is resumed."""
@@ -104,7 +119,8 @@ class TerminationChecker(BaseMiddleware[Context], TakesSettings[TerminationCheck
             # The pre-flight check has made sure that the field exists.
             value = getattr(ctx, name)
             if value >= limit:
-                ctx.task.stop(f"{name} reached {value:,} (max_{name} is {limit:,})", final=False)
+                counter = name if self.part_name is None else f"{name} of {self.part_name}"
+                ctx.task.stop(f"{counter} reached {value:,} (max_{name} is {limit:,})", final=False)
 
 
 def limits_of(chain: ChainView) -> dict[str, float]:

@@ -42,8 +42,16 @@ class RunningTask(Protocol):
         """Whether this is a step after the stop."""
         ...
 
+    def part(self, name: str) -> RunningTask:
+        """Return the task as the middleware of a named part see it."""
+        ...
+
     def has_role(self, role: str) -> bool:
         """Return whether this process has the role."""
+        ...
+
+    def roles_for(self, *roles: str) -> tuple[str, ...]:
+        """Return the roles of the processes in which middleware with one of these roles run."""
         ...
 
     def participants(self, *roles: str) -> list[int]:

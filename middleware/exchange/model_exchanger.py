@@ -7,13 +7,15 @@ from typing import Any
 
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import Policy
-from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_options
+from dmiddleware.settings import Count, Positive, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.follower import FollowerWeights
 from middleware.exchange.learner import LearnerWeights
+from middleware.exchange.rank import exchanging_roles
 from middleware.roles import Role
 from middleware.support.checks import check_instance
+from middleware.support.part_name import PartSettings
 
 __all__ = [
     "ModelExchanger",
@@ -23,7 +25,7 @@ __all__ = [
 ]
 
 
-class ModelExchangerSettings(Settings):
+class ModelExchangerSettings(PartSettings):
     """The options of :class:`ModelExchanger`."""
 
     every_train_iter: Count = 1
@@ -37,6 +39,7 @@ class ModelExchangerSettings(Settings):
 
     def __post_init__(self) -> None:
         """Refuse a lag that the published copies cannot keep."""
+        super().__post_init__()
         self.require(
             self.max_policy_lag is None or self.max_policy_lag >= self.every_train_iter,
             "max_policy_lag",
@@ -83,6 +86,7 @@ class ModelExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ModelExchang
     @takes_options(ModelExchangerSettings)
     def __init__(self, policy: Policy, settings: ModelExchangerSettings) -> None:
         self.settings = settings
+        self.roles = exchanging_roles(settings.name)
         self._policy = check_instance(
             policy, Policy, user=type(self).__name__, hint="pass the policy itself, not a mode"
         )
@@ -99,6 +103,7 @@ class ModelExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ModelExchang
                 self._policy,
                 every_train_iter=settings.every_train_iter,
                 max_lag=settings.max_policy_lag,
+                part=settings.name,
             )
         else:
             self._side = FollowerWeights(
@@ -106,6 +111,7 @@ class ModelExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ModelExchang
                 self._policy,
                 max_lag=settings.max_policy_lag,
                 timeout_s=settings.timeout_s,
+                part=settings.name,
             )
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
@@ -116,7 +122,7 @@ class ModelExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ModelExchang
             yield from self._side(ctx)
 
 
-class PeriodicalModelExchangerSettings(Settings):
+class PeriodicalModelExchangerSettings(PartSettings):
     """The options of :class:`PeriodicalModelExchanger`."""
 
     period: Count
@@ -145,4 +151,9 @@ class PeriodicalModelExchanger(ModelExchanger):
 
     @takes_options(PeriodicalModelExchangerSettings)
     def __init__(self, policy: Policy, settings: PeriodicalModelExchangerSettings) -> None:
-        super().__init__(policy, every_train_iter=settings.period, timeout_s=settings.timeout_s)
+        super().__init__(
+            policy,
+            every_train_iter=settings.period,
+            timeout_s=settings.timeout_s,
+            name=settings.name,
+        )
