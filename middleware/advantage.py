@@ -18,6 +18,7 @@ from dmiddleware.tree import Batch, Value, as_tree, cat, index_rows, with_column
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
+from middleware.support.part_name import PartSettings
 from middleware.support.policy_settings import needed
 from middleware.support.rows import rows_of
 
@@ -125,8 +126,9 @@ class GAEEstimator(BaseMiddleware[OnlineRLContext]):
     reads = ("trajectories",)
     writes = ("train_data",)
 
-    @takes_options
-    def __init__(self, policy: AnyMode) -> None:
+    @takes_options(PartSettings)
+    def __init__(self, policy: AnyMode, settings: PartSettings) -> None:
+        self.settings = settings
         user = "GAEEstimator"
         self._estimate = AdvantageEstimator(policy, user=user)
 
@@ -168,8 +170,9 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
     reads = ("episodes",)
     writes = ("train_data",)
 
-    @takes_options
-    def __init__(self, policy: AnyMode) -> None:
+    @takes_options(PartSettings)
+    def __init__(self, policy: AnyMode, settings: PartSettings) -> None:
+        self.settings = settings
         user = "MonteCarloReturnEstimator"
         spec = spec_of(policy, user=user)
         self._discount = needed(spec.discount, "discount", user=user)
@@ -211,8 +214,9 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
     writes = ("trajectories",)
     computes_n_step = True
 
-    @takes_options
-    def __init__(self, policy: AnyMode) -> None:
+    @takes_options(PartSettings)
+    def __init__(self, policy: AnyMode, settings: PartSettings) -> None:
+        self.settings = settings
         user = "NStepRewardEnhancer"
         spec = spec_of(policy, user=user)
         self._discount = needed(spec.discount, "discount", user=user)

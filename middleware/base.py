@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 from dmiddleware.pipeline import ChainView, Context, Task
 from dmiddleware.settings import Settings
 from middleware.context import OnlineRLContext
+from middleware.support.part_name import PartSettings
 
 __all__ = ["BaseMiddleware", "stock_middleware"]
 
@@ -41,6 +42,11 @@ class BaseMiddleware(ABC, Generic[C]):
     snapshot_parts: Mapping[str, Any] = _NOTHING
     computes_n_step: bool = False
     metric_prefix: str | None = None
+
+    @property
+    def part(self) -> str | None:
+        """The named part of the chain that it belongs to: the option ``name``; None: no part."""
+        return self.settings.name if isinstance(self.settings, PartSettings) else None
 
     @abstractmethod
     def __call__(self, ctx: C) -> Iterator[None] | None:

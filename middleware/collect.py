@@ -12,12 +12,13 @@ from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import RolloutCollector
-from dmiddleware.settings import Count, Settings, TakesSettings, Whole, takes_options
+from dmiddleware.settings import Count, TakesSettings, Whole, takes_options
 from dmiddleware.tree import cat
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.metrics import FAILURES
 from middleware.roles import Role
+from middleware.support.part_name import PartSettings
 
 __all__ = [
     "EpisodeCollector",
@@ -125,7 +126,7 @@ def collectors_of(chain: ChainView) -> list[_Collector]:
     return [part for part in chain.middleware if isinstance(part, _Collector)]
 
 
-class StepCollectorSettings(Settings):
+class StepCollectorSettings(PartSettings):
     """The options of :class:`StepCollector`."""
 
     n_sample: Count
@@ -199,7 +200,7 @@ class StepCollector(_Collector, TakesSettings[StepCollectorSettings]):
         self._count(ctx, *before)
 
 
-class EpisodeCollectorSettings(Settings):
+class EpisodeCollectorSettings(PartSettings):
     """The options of :class:`EpisodeCollector`."""
 
     n_episode: Count

@@ -60,8 +60,8 @@ class RLContext(Context):
         columns=("env_step", "train_iter", "time_s"),
     )
 
-    train_iter: int = kept(0)
-    trained_env_step: int = kept(0)
+    train_iter: int = kept(0, summed=True)
+    trained_env_step: int = kept(0, summed=True)
     last_eval_iter: int = kept(-1)
     last_eval_value: float = kept(float("-inf"))
     trajectories: Batch | None = produced()
@@ -94,8 +94,8 @@ class OnlineRLContext(RLContext):
         episodes: newly collected whole episodes, a batch ``[T_i, …]`` for each.
     """
 
-    env_step: int = kept(0)
-    env_episode: int = kept(0)
+    env_step: int = kept(0, summed=True)
+    env_episode: int = kept(0, summed=True)
     collect_kwargs: dict[str, Any] = renewed(default_factory=dict)
     obs: Value | None = renewed(None)
     action: Value | None = renewed(None)
@@ -112,4 +112,4 @@ class OfflineRLContext(RLContext):
         train_epoch: finished passes over the dataset.
     """
 
-    train_epoch: int = kept(0)
+    train_epoch: int = kept(0, summed=True)

@@ -12,6 +12,7 @@ from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
 from middleware.support.counters import RunCounters
+from middleware.support.part_name import PartSettings
 from middleware.support.policy_settings import needed, setting_of
 
 __all__ = ["EpsGreedyHandler"]
@@ -42,8 +43,11 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
     reads = ("env_step", "train_iter")
     writes = ("collect_kwargs",)
 
-    @takes_options
-    def __init__(self, policy: HasModes | CollectMode | Schedule | float) -> None:
+    @takes_options(PartSettings)
+    def __init__(
+        self, policy: HasModes | CollectMode | Schedule | float, settings: PartSettings
+    ) -> None:
+        self.settings = settings
         user = "EpsGreedyHandler"
         if isinstance(policy, Schedule | int | float):
             self._schedule = Schedule.of(policy)

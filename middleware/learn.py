@@ -20,7 +20,7 @@ from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
 from dmiddleware.seeding import derive_seed
-from dmiddleware.settings import Count, Settings, TakesSettings, takes_options
+from dmiddleware.settings import Count, TakesSettings, takes_options
 from dmiddleware.tree import Batch, flatten_lead, items_of, to_device, with_columns
 from middleware.advantage import AdvantageEstimator
 from middleware.base import BaseMiddleware, C
@@ -30,6 +30,7 @@ from middleware.exchange import ContextExchanger
 from middleware.roles import Role
 from middleware.support.counters import RunCounters
 from middleware.support.dataset_reader import DatasetReader, check_dataset
+from middleware.support.part_name import PartSettings
 from middleware.support.policy_settings import count_of, setting_of
 from middleware.support.replay import (
     EarlyReturns,
@@ -104,7 +105,7 @@ class PolicyUpdater(BaseMiddleware[C]):
         return outputs
 
 
-class OffPolicyLearnerSettings(Settings):
+class OffPolicyLearnerSettings(PartSettings):
     """The options of :class:`OffPolicyLearner`."""
 
     update_per_collect: Count = 1
@@ -263,9 +264,10 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
     """
 
-    @takes_options
-    def __init__(self, policy: HasModes | LearnMode) -> None:
+    @takes_options(PartSettings)
+    def __init__(self, policy: HasModes | LearnMode, settings: PartSettings) -> None:
         super().__init__(policy)
+        self.settings = settings
         mode, user = self._mode, "OnPolicyLearner"
         self._takes_trajectories: bool = mode.spec.learns_from_trajectories
         self.reads = ("trajectories" if self._takes_trajectories else "train_data", "train_iter")
@@ -393,9 +395,12 @@ class OfflineLearner(PolicyUpdater[OfflineRLContext]):
     reads = ("train_iter", "trained_env_step")
     writes = ("train_output", "train_iter", "train_epoch", "trained_env_step")
 
-    @takes_options
-    def __init__(self, policy: HasModes | LearnMode, dataset: OfflineDataset) -> None:
+    @takes_options(PartSettings)
+    def __init__(
+        self, policy: HasModes | LearnMode, dataset: OfflineDataset, settings: PartSettings
+    ) -> None:
         super().__init__(policy)
+        self.settings = settings
         user = "OfflineLearner"
         check_dataset(dataset, user=user)
         n_rows = count_of(self._mode, "batch_size", user=user)

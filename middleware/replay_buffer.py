@@ -10,11 +10,12 @@ import torch
 
 from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import StructureError
-from dmiddleware.settings import Settings, TakesSettings, takes_options
+from dmiddleware.settings import TakesSettings, takes_options
 from dmiddleware.tree import Batch, as_tree, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
+from middleware.support.part_name import PartSettings
 from middleware.support.replay import check_buffer
 from middleware.support.rows import rows_of
 
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 
-class DataPusherSettings(Settings):
+class DataPusherSettings(PartSettings):
     """The options of :class:`DataPusher`."""
 
     what: Literal["trajectories", "episodes", "train_data"] = "trajectories"
@@ -109,8 +110,11 @@ class PriorityCalculator(BaseMiddleware[OnlineRLContext]):
     reads = ("trajectories",)
     writes = ("trajectories",)
 
-    @takes_options
-    def __init__(self, priority_fn: Callable[[Batch], torch.Tensor]) -> None:
+    @takes_options(PartSettings)
+    def __init__(
+        self, priority_fn: Callable[[Batch], torch.Tensor], settings: PartSettings
+    ) -> None:
+        self.settings = settings
         self._priority_fn = priority_fn
 
     def __call__(self, ctx: OnlineRLContext) -> None:

@@ -10,12 +10,13 @@ from dmiddleware.distributed import rank_and_world_size
 from dmiddleware.errors import StructureError
 from dmiddleware.pipeline import ChainView
 from dmiddleware.reward import IntrinsicCritic, RewardModel
-from dmiddleware.settings import Number, Settings, TakesSettings, takes_options
+from dmiddleware.settings import Number, TakesSettings, takes_options
 from dmiddleware.tree import Batch, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
 from middleware.support.checks import check_instance
+from middleware.support.part_name import PartSettings
 from middleware.support.rows import rows_of
 
 __all__ = [
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 
-class RewardLearnerSettings(Settings):
+class RewardLearnerSettings(PartSettings):
     """The options of :class:`RewardLearner`."""
 
     weight: Number = 1.0
@@ -88,7 +89,7 @@ class RewardLearner(BaseMiddleware[OnlineRLContext], TakesSettings[RewardLearner
         ctx.log("reward/env", env_reward.float().mean().item())
 
 
-class IntrinsicAdvantageSettings(Settings):
+class IntrinsicAdvantageSettings(PartSettings):
     """The options of :class:`IntrinsicAdvantage`."""
 
     weight: Number = 1.0

@@ -14,11 +14,12 @@ from middleware.context import OnlineRLContext
 from middleware.roles import Role
 from middleware.support.checks import check_instance
 from middleware.support.interval import Interval, IntervalSettings
+from middleware.support.part_name import PartSettings
 
 __all__ = ["SelfPlay", "SelfPlaySettings"]
 
 
-class SelfPlaySettings(IntervalSettings):
+class SelfPlaySettings(IntervalSettings, PartSettings):
     """The options of :class:`SelfPlay`."""
 
     every_train_iter: Count | None = None

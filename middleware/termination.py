@@ -7,14 +7,15 @@ from typing import Any
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, Context, Task
-from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_options
+from dmiddleware.settings import Count, Positive, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 from middleware.roles import Role
+from middleware.support.part_name import PartSettings
 
 __all__ = ["TerminationChecker", "TerminationCheckerSettings", "limits_of"]
 
 
-class TerminationCheckerSettings(Settings):
+class TerminationCheckerSettings(PartSettings):
     """The options of :class:`TerminationChecker`."""
 
     max_env_step: Count | None = None

@@ -20,6 +20,7 @@ class DeviceStep:
         next_obs: ``[E, …]``, the true successors; the same object as ``ready_obs`` if the vector
             env returned no final observations.
         reward: ``[E] float32``.
+        done: ``[E] bool``, terminated or truncated.
         terminated: ``[E] bool``.
         truncated: ``[E] bool``.
         valid: ``[E] bool``, which rows are transitions; None: all of them.
@@ -33,6 +34,7 @@ class DeviceStep:
     ready_obs: NestedArrays
     next_obs: NestedArrays
     reward: Any
+    done: Any
     terminated: Any
     truncated: Any
     valid: Any

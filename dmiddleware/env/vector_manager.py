@@ -253,6 +253,7 @@ class VectorEnvManager(BaseEnvManager):
         reward, *flags = (self._own_scalars(value) for value in result[1:4])
         terminated, truncated = (flag.bool() for flag in flags)
         next_obs, valid, has_final_obs, last_infos = obs, None, True, infos
+        done = terminated | truncated
         ready_infos = {key: value for key, value in infos.items() if key not in _FINAL_KEYS}
         if self._mode is AutoresetMode.NEXT_STEP:
             if self._pending is None:
@@ -260,19 +261,20 @@ class VectorEnvManager(BaseEnvManager):
             valid = ~self._pending
             reward = reward.masked_fill(self._pending, 0.0)
             terminated, truncated = terminated & valid, truncated & valid
-            self._pending = terminated | truncated
+            self._pending = done = done & valid
         elif self._mode is AutoresetMode.DISABLED:
-            ended = (terminated | truncated).nonzero()[:, 0].tolist()
+            ended = done.nonzero()[:, 0].tolist()
             if ended:
                 obs, ready_infos = self._reset_ended(obs, infos, ended)
         else:
             last_infos = infos.get("final_info")
             if has_final_obs := infos.get("final_obs") is not None:
-                next_obs = self._successors(obs, infos["final_obs"], terminated | truncated)
+                next_obs = self._successors(obs, infos["final_obs"], done)
         return DeviceStep(
             obs,
             next_obs,
             reward.float(),
+            done,
             terminated,
             truncated,
             valid,
@@ -777,9 +779,14 @@ def _as_actions(space: spaces.Space[Any], actions: Any) -> Any:
     if isinstance(space, spaces.Tuple):
         names = map(str, range(len(space.spaces)))  # those of a treetensor
         return tuple(map(_as_actions, space.spaces, (actions[name] for name in names)))
+    return actions.to(_torch_dtype(space.dtype))
+
+
+@functools.cache
+def _torch_dtype(dtype: np.dtype[Any] | None) -> Any:
     import torch  # only where the env has imported it
 
-    return actions.to(getattr(torch, str(space.dtype)))
+    return getattr(torch, str(dtype))
 
 
 def _to_host(*columns: Any) -> Any:

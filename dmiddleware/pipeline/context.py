@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, SupportsFloat, TypeVar, overload
+from types import MappingProxyType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    NamedTuple,
+    Self,
+    SupportsFloat,
+    TypeVar,
+    overload,
+)
 
 from dmiddleware.errors import ContextError, MiddlewareError
 from dmiddleware.metric_names import check_metric_name, is_metric_name
@@ -17,14 +30,20 @@ __all__ = [
     "Context",
     "Vocabulary",
     "FieldKind",
+    "is_part_name",
     "kept",
     "renewed",
     "produced",
 ]
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Context")
 
 _KIND = "dmiddleware.kind"
+_SUMMED = "dmiddleware.summed"
+_PART_NAME: Final = re.compile(r"\w[\w.-]{0,63}")
+_NO_PARTS: Final[Mapping[str, Any]] = MappingProxyType({})
+_summing = threading.Lock()
 
 
 class FieldKind(StrEnum):
@@ -36,22 +55,30 @@ class FieldKind(StrEnum):
 
 
 @overload
-def kept(default: T) -> T: ...
+def kept(default: T, *, summed: bool = False) -> T: ...
 @overload
 def kept(*, default_factory: Callable[[], T]) -> T: ...
-def kept(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING) -> Any:
+def kept(
+    default: Any = dataclasses.MISSING,
+    *,
+    default_factory: Any = dataclasses.MISSING,
+    summed: bool = False,
+) -> Any:
     """Declare a field of a context that keeps its value for the whole run.
 
     Args:
         default: the value in the first step; must be immutable.
         default_factory: returns the value in the first step, for mutable values.
+        summed: whether it counts something, so that the context of a chain with named parts has the
+            sum over them; see :meth:`Context.part`.
 
     Example:
         >>> @dataclass
         ... class CuriousContext(Context):
         ...     visits: dict[int, int] = kept(default_factory=dict)
     """
-    return field(default=default, default_factory=default_factory, metadata={_KIND: FieldKind.KEPT})
+    metadata = {_KIND: FieldKind.KEPT, _SUMMED: summed}
+    return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 @overload
@@ -80,6 +107,14 @@ def produced() -> Any:
     The check before the first step refuses a chain that reads the field before writing it.
     """
     return field(default=None, metadata={_KIND: FieldKind.PRODUCED})
+
+
+def is_part_name(name: object) -> bool:
+    """Return whether it can be the name of a part of a chain, which metrics and files begin with.
+
+    Such a name has letters, digits, ``_``, ``-`` and ``.``, 64 at most.
+    """
+    return isinstance(name, str) and _PART_NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +227,60 @@ class Context:
                 "each number under a name of its own"
             ) from None
 
+    @property
+    def whole(self) -> Self:
+        """The context of the whole chain: the one around a part's context, and else this one."""
+        outer: Self = self.__dict__.get("_whole", self)
+        return outer
+
+    @property
+    def parts(self) -> Mapping[str, Self]:
+        """The contexts of the named parts so far, by name, in the order of their creation."""
+        return MappingProxyType(self.whole.__dict__.get("_parts", _NO_PARTS))
+
+    def part(self, name: str) -> Self:
+        """Return the context of a named part of the chain, which is created on first use.
+
+        A middleware with ``name="red"`` works on ``ctx.part("red")`` in place of ``ctx``. That is a
+        context of the same class, with its own value of every field, which lasts as long as the
+        context of the whole chain and is renewed with it. What is logged to it is a metric of the
+        whole chain too, under ``red/``. The fields that are declared as ``summed`` are added up:
+        what they grow by in a part, they grow by in the context of the whole chain.
+
+        Args:
+            name: letters, digits, ``_``, ``-`` and ``.``, 64 at most.
+
+        Raises:
+            ContextError: if the name cannot be that of a part.
+        """
+        outer = self.whole
+        parts: dict[str, Self] = outer.__dict__.setdefault("_parts", {})
+        if name not in parts:
+            if not is_part_name(name):
+                raise ContextError(
+                    f"ctx.part({name!r:.100}): a part's name consists of letters, digits, '_', '-' "
+                    "and '.', 64 at most"
+                )
+            # Two branches of a parallel may ask for the same new part.
+            parts.setdefault(name, _new_part(outer, name))
+        return parts[name]
+
+    def sum_up(self) -> None:
+        """Add what the summed fields of a part have grown by to those of the whole chain.
+
+        It is called after each middleware of the part; one that writes to the contexts of several
+        parts calls it itself. In the context of the whole chain, it does nothing.
+        """
+        values = self.__dict__
+        if "_whole" not in values:
+            return
+        total, before = values["_whole"].__dict__, values["_summed"]
+        with _summing:
+            for name, value in before.items():
+                if values[name] != value:
+                    total[name] += values[name] - value
+                    before[name] = values[name]
+
     def renew(self) -> Self:
         """Return the context of the next step."""
         cls = type(self)
@@ -210,6 +299,11 @@ class Context:
                     fresh[name] = old[name]
         new = object.__new__(cls)
         new.__dict__ = fresh
+        if "_parts" in old:
+            parts = fresh["_parts"] = {}
+            for name, part in old["_parts"].items():
+                parts[name] = part.renew()
+                _join(parts[name], new, name, summed=part.__dict__["_summed"])
         return new
 
     @classmethod
@@ -238,10 +332,13 @@ class Context:
         names = [name for name, kind in self.field_kinds().items() if kind is FieldKind.KEPT]
         names += sorted(self.__dict__.get("_also_kept", ()))
         values = self.__dict__
-        return {
+        state = {
             "values": {name: values[name] for name in names if name in values and name != "task"},
             "also_kept": sorted(values.get("_also_kept", ())),
         }
+        if "_parts" in values:
+            state["parts"] = {name: part.state_dict() for name, part in values["_parts"].items()}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
@@ -252,6 +349,10 @@ class Context:
         self.__dict__.update(state["values"])
         names = {field.name for field in dataclasses.fields(self)}
         self.keep(*state["also_kept"], *(state["values"].keys() - names))
+        if "_whole" in self.__dict__:
+            self.__dict__["_summed"] = _summed_values(self)
+        for name, part_state in state.get("parts", {}).items():
+            self.part(name).load_state_dict(part_state)
 
     def __getstate__(self) -> dict[str, Any]:
         # A task has threads and cannot be pickled; the fields can.
@@ -285,6 +386,58 @@ def _compile(cls: type[Context]) -> _Renewal:
             constants[f.name] = f.default
     cls._renewal = _Renewal(constants, tuple(factories), tuple(names))
     return cls._renewal
+
+
+class _PartLog(dict[str, float]):
+    """The metrics of a part, which are metrics of the whole chain under its name."""
+
+    def __init__(self, whole: dict[str, float], name: str) -> None:
+        super().__init__()
+        self._whole = whole
+        self._prefix = f"{name}/"
+
+    def __setitem__(self, name: str, value: float) -> None:
+        super().__setitem__(name, value)
+        self._whole[self._prefix + name] = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def _new_part(whole: C, name: str) -> C:
+    """Return a context of the same class with the values of the first step."""
+    cls = type(whole)
+    renewal = cls.__dict__.get("_renewal") or _compile(cls)
+    fresh: dict[str, Any] = renewal.constants.copy()
+    for field_name, factory in renewal.factories:
+        fresh[field_name] = factory()
+    for f in dataclasses.fields(cls):
+        if f.name in renewal.kept:
+            if f.default is not dataclasses.MISSING:
+                fresh[f.name] = f.default
+            elif f.default_factory is not dataclasses.MISSING:
+                fresh[f.name] = f.default_factory()
+            elif f.name in whole.__dict__:
+                fresh[f.name] = whole.__dict__[f.name]
+    fresh["total_step"] = whole.total_step
+    if "task" in whole.__dict__:
+        fresh["task"] = whole.task.part(name)
+    part = object.__new__(cls)
+    part.__dict__ = fresh
+    _join(part, whole, name, summed=_summed_values(part))
+    return part
+
+
+def _join(part: Context, whole: Context, name: str, *, summed: dict[str, Any]) -> None:
+    """Let a part's context report its metrics and counters to that of the whole chain."""
+    values = part.__dict__
+    values["_whole"], values["_summed"] = whole, summed
+    values["logged"] = _PartLog(whole.logged, name)
+
+
+def _summed_values(part: Context) -> dict[str, Any]:
+    names = (f.name for f in dataclasses.fields(part) if f.metadata.get(_SUMMED))
+    return {name: part.__dict__[name] for name in names}
 
 
 def _kind_of(f: dataclasses.Field[Any]) -> FieldKind:

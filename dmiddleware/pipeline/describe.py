@@ -108,9 +108,9 @@ def _rows(items: Iterable[PlanItem]) -> Iterator[ChainRow]:
         yield ChainRow(
             item.path,
             item.name,
-            item.entry.roles,
-            item.declares.reads,
-            item.declares.writes,
+            item.roles,
+            item.reads,
+            item.writes,
             item.active,
             item.entry.lock is not None,
             item.location,

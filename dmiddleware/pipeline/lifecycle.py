@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -99,6 +99,7 @@ class _HasPendingSteps(Protocol):
 class _Member:
     label: str
     subject: object
+    part: str | None = None
     is_active: bool = False
     is_ready: bool = False
 
@@ -116,13 +117,16 @@ class Lifecycle:
         self._names: Counter[str] = Counter()
         self._lock = threading.RLock()
 
-    def add(self, name: str, subject: object, *, active: bool = True) -> None:
+    def add(
+        self, name: str, subject: object, *, part: str | None = None, active: bool = True
+    ) -> None:
         """Add an object; it is closed at the end even if it was never set up.
 
         Args:
             name: names it in messages and in the state; a number is appended to the second object
                 with the same name.
             subject: the object.
+            part: the named part of the chain that it belongs to; None: the whole chain.
             active: whether :meth:`set_up` sets it up; once active, it stays so.
         """
         if not isinstance(subject, _Bindable | _SetUp | _Closable | Stateful | _HasPendingSteps):
@@ -132,7 +136,7 @@ class Lifecycle:
             if member is None:
                 self._names[name] += 1
                 count = self._names[name]
-                member = _Member(name if count == 1 else f"{name}#{count}", subject)
+                member = _Member(name if count == 1 else f"{name}#{count}", subject, part)
                 self._members[id(subject)] = member
             if active and not member.is_active:
                 member.is_active = True
@@ -143,11 +147,11 @@ class Lifecycle:
         """Whether an active object was not set up yet."""
         return bool(self._pending)
 
-    def bind(self, chain: object, *, only_new: bool = False) -> None:
+    def bind(self, chain: Callable[[str | None], object], *, only_new: bool = False) -> None:
         """Call ``bind(chain)`` of the active objects.
 
         Args:
-            chain: the chain that they are in.
+            chain: returns the chain that they are in, as those of a part see it.
             only_new: leave out the objects that were set up.
 
         Raises:
@@ -159,13 +163,16 @@ class Lifecycle:
             if not member.is_active or not isinstance(member.subject, _Bindable):
                 continue
             try:
-                member.subject.bind(chain)
+                member.subject.bind(chain(member.part))
             except BaseException as error:
                 error.add_note(f"while {member.label} was being bound to the chain")
                 raise
 
-    def set_up(self, task: object) -> None:
+    def set_up(self, task: Callable[[str | None], object]) -> None:
         """Call ``setup(task)`` of every active object that was not set up before.
+
+        Args:
+            task: returns the task, as the middleware of a part see it.
 
         Raises:
             BaseException: what a ``setup`` raises, with a note that names the object.
@@ -180,7 +187,7 @@ class Lifecycle:
                 if not isinstance(member.subject, _SetUp):
                     continue
                 try:
-                    member.subject.setup(task)
+                    member.subject.setup(task(member.part))
                 except SkipRest:
                     pass  # it was waiting for something when the task was stopped
                 except BaseException as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from dmiddleware.errors import MiddlewareError
-from dmiddleware.pipeline.context import Context
+from dmiddleware.pipeline.context import Context, is_part_name
 from dmiddleware.registry import edit_distance
 
 __all__ = [
@@ -63,7 +63,12 @@ class Declarations:
 
     Attributes:
         roles: the roles in which it is active; none means all.
-        reads: fields of the context that must have been written before it runs.
+        part: the named part of the chain that it belongs to. It then works on
+            ``ctx.part(name)`` and on ``task.part(name)``, and is active in processes with a role
+            ``"<role>:<part>"`` too; None: it belongs to the whole chain.
+        joins: the part that it belongs to if other middleware of the chain do.
+        reads: fields of the context that must have been written before it runs, those of its part;
+            ``"red/obs"`` is the field of the part ``red``.
         writes: fields of the context that it sets.
         receives: further fields that it sets if there are other processes.
         owns: objects that only one middleware of a chain may use: env managers, run folders.
@@ -82,6 +87,8 @@ class Declarations:
     """
 
     roles: Collection[str] = ()
+    part: str | None = None
+    joins: str | None = None
     reads: Collection[str] = ()
     writes: Collection[str] = ()
     receives: Collection[str] = ()
@@ -101,6 +108,12 @@ class Declarations:
             if declared.default == ():
                 value = getattr(self, declared.name)
                 object.__setattr__(self, declared.name, string_tuple(value))
+        for name in (self.part, self.joins):
+            if name is not None and not is_part_name(name):
+                raise MiddlewareError(
+                    f"the name of a part of a chain consists of letters, digits, '_', '-' and '.', "
+                    f"64 at most, got {name!r:.100}"
+                )
 
     @classmethod
     def of(cls, subject: object) -> Declarations:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,10 +23,14 @@ __all__ = [
     "Lock",
     "Entry",
     "Group",
+    "Place",
     "PlanItem",
     "make_entry",
     "make_plan",
     "leaves",
+    "parts_of",
+    "qualified",
+    "roles_of_part",
     "Compiler",
 ]
 
@@ -99,6 +103,8 @@ class PlanItem:
         entry: the entry that uses it.
         path: its number in the chain, from 1, with the numbers within groups (``"3.1"``); empty if
             it is called by hand.
+        part: the named part of the chain that it belongs to; None: the whole chain.
+        roles: the roles in whose processes it runs; none means all.
         active: whether it runs in the task's roles and rank.
         declares: what it declares about itself.
         children: the members, if it is a group.
@@ -106,14 +112,32 @@ class PlanItem:
 
     entry: Entry
     path: str
+    part: str | None
+    roles: tuple[str, ...]
     active: bool
     declares: Declarations
     children: tuple[PlanItem, ...] = ()
 
     @property
     def name(self) -> str:
-        """The middleware's name."""
-        return middleware_name(self.entry.middleware)
+        """The middleware's name, followed by that of its part: ``Cook:red``."""
+        name = middleware_name(self.entry.middleware)
+        return name if self.part is None else f"{name}:{self.part}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields that it declares to read; ``red/obs`` is a field of the part ``red``."""
+        return tuple(qualified(name, self.part) for name in self.declares.reads)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The fields that it declares to write, likewise."""
+        return tuple(qualified(name, self.part) for name in self.declares.writes)
+
+    @property
+    def receives(self) -> tuple[str, ...]:
+        """The further fields that it writes if there are other processes, likewise."""
+        return tuple(qualified(name, self.part) for name in self.declares.receives)
 
     @property
     def label(self) -> str:
@@ -161,21 +185,77 @@ def make_entry(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a chain runs, which decides what of it is active.
+
+    Attributes:
+        roles: the task's; none means that everything is active.
+        rank: the task's; middleware that declare ``lead_only`` are active on rank 0 only.
+        run_roles: the roles of all processes, as far as they are known.
+        parts: the named parts of the chain.
+    """
+
+    roles: frozenset[str]
+    rank: int = 0
+    run_roles: Collection[str] = ()
+    parts: Collection[str] = ()
+
+
 def make_plan(
-    entries: Sequence[Entry], roles: frozenset[str], *, rank: int = 0, by_hand: bool = False
+    entries: Sequence[Entry], place: Place, *, by_hand: bool = False
 ) -> tuple[PlanItem, ...]:
     """Number the entries, and find out which are active.
 
     Args:
         entries: the chain.
-        roles: the task's; none means that everything is active.
-        rank: the task's; middleware that declare ``lead_only`` are active on rank 0 only.
+        place: where it runs.
         by_hand: whether they are called by hand, and so have no numbers in the chain.
     """
     return tuple(
-        _make_item(entry, "" if by_hand else str(number), roles, rank, within_active=True)
+        _make_item(entry, "" if by_hand else str(number), place, within_active=True)
         for number, entry in enumerate(entries, start=1)
     )
+
+
+def parts_of(entries: Iterable[Entry]) -> tuple[str, ...]:
+    """Return the names of the parts to which the middleware of a chain belong, in order."""
+    names: dict[str, None] = {}
+    for entry in entries:
+        if isinstance(entry.middleware, Group):
+            names.update(dict.fromkeys(parts_of(entry.middleware.entries)))
+        elif (name := Declarations.of(entry.middleware).part) is not None:
+            names[name] = None
+    return tuple(names)
+
+
+def qualified(field: str, part: str | None) -> str:
+    """Return the name of a field of a part's context in the whole chain, such as ``red/obs``."""
+    return field if part is None or "/" in field else f"{part}/{field}"
+
+
+def roles_of_part(
+    roles: Iterable[str], part: str | None, run_roles: Collection[str]
+) -> tuple[str, ...]:
+    """Return the roles in whose processes a middleware runs.
+
+    That of a part ``red`` runs in the processes for it, ``cook:red``, if the run has such, and
+    otherwise in all with its role, ``cook``.
+
+    Args:
+        roles: those that it declares.
+        part: the part that it belongs to; None: the whole chain.
+        run_roles: the roles of all processes, as far as they are known.
+    """
+    if part is None:
+        return tuple(roles)
+    names: dict[str, None] = {}
+    for role in roles:
+        of_part = f"{role}:{part}"
+        if of_part not in run_roles:
+            names[role] = None
+        names[of_part] = None
+    return tuple(names)
 
 
 def leaves(items: Iterable[PlanItem]) -> Iterator[PlanItem]:
@@ -239,7 +319,7 @@ class Compiler:
         call = item.entry.middleware
         for wrapper in self._wrappers:
             call = wrapper(call)
-        return call  # type: ignore[no-any-return]
+        return call if item.part is None else _in_part(call, item.part)
 
     def _locked(self, item: PlanItem, call: Callable[[Any], object]) -> Callable[[Any], object]:
         lock, timeout_s = item.entry.lock, self._lock_timeout_s
@@ -261,15 +341,31 @@ class Compiler:
         return around(call, hold)
 
 
-def _make_item(
-    entry: Entry, path: str, roles: frozenset[str], rank: int, *, within_active: bool
-) -> PlanItem:
-    active = within_active and (not roles or not entry.roles or not roles.isdisjoint(entry.roles))
+def _in_part(call: Callable[[Any], object], part: str) -> Callable[[Any], object]:
+    """Return a middleware that runs another one on the context of a part."""
+
+    @contextmanager
+    def sum_up(ctx: Context, direction: str) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            ctx.sum_up()
+
+    summing = around(call, sum_up)
+    return lambda ctx: summing(ctx.part(part))
+
+
+def _make_item(entry: Entry, path: str, place: Place, *, within_active: bool) -> PlanItem:
     declares = Declarations.of(entry.middleware)
-    active = active and (rank == 0 or not declares.lead_only)
+    part = declares.part
+    if part is None and declares.joins in place.parts:
+        part = declares.joins
+    roles = roles_of_part(entry.roles, part, place.run_roles)
+    active = within_active and (not place.roles or not roles or not place.roles.isdisjoint(roles))
+    active = active and (place.rank == 0 or not declares.lead_only)
     members = entry.middleware.entries if isinstance(entry.middleware, Group) else ()
     children = tuple(
-        _make_item(member, f"{path}.{number}".lstrip("."), roles, rank, within_active=active)
+        _make_item(member, f"{path}.{number}".lstrip("."), place, within_active=active)
         for number, member in enumerate(members, start=1)
     )
-    return PlanItem(entry, path, active, declares, children)
+    return PlanItem(entry, path, part, roles, active, declares, children)

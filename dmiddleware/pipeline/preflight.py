@@ -17,7 +17,7 @@ from dmiddleware.pipeline.middleware import (
     middleware_object,
     misspelled_role,
 )
-from dmiddleware.pipeline.plan import PlanItem, leaves
+from dmiddleware.pipeline.plan import PlanItem, leaves, qualified
 from dmiddleware.process.import_guard import refuse_at_import
 from dmiddleware.registry import nearest
 
@@ -35,14 +35,39 @@ __all__ = [
 class ChainView:
     """A chain as a middleware's ``bind(chain)`` and ``preflight(chain)`` see it.
 
+    The middleware of a named part see those of their part, and those of no part see the others of
+    no part, whatever parts there are beside them.
+
     Args:
         items: the plan of the chain, and of what middleware call by hand.
         context: the context of the first step.
+
+    Attributes:
+        context: the context of the first step, of the part.
+        part: the name of the part; None: it is the whole chain, or those of no part.
+        whole: the whole chain, with all parts.
     """
 
     def __init__(self, items: Iterable[PlanItem], *, context: Context) -> None:
-        self._items = tuple(leaves(items))
+        self._all = self._items = tuple(leaves(items))
         self.context = context
+        self.part: str | None = None
+        self.whole = self
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of all parts of the whole chain, in order."""
+        names = (item.part for item in self._all)
+        return tuple(dict.fromkeys(name for name in names if name is not None))
+
+    def of(self, part: str | None) -> ChainView:
+        """Return the chain as the middleware of a part see it, or, for None, those of no part."""
+        whole = self.whole
+        context = whole.context if part is None else whole.context.part(part)
+        view = ChainView(whole._all, context=context)
+        view._items = tuple(item for item in whole._all if item.part == part)
+        view.part, view.whole = part, whole
+        return view
 
     @property
     def middleware(self) -> Sequence[object]:
@@ -61,11 +86,12 @@ class ChainView:
 
     def writes(self, name: str) -> bool:
         """Return whether any middleware, in any role, declares that it writes the field."""
-        return any(name in item.declares.writes for item in self._items)
+        field = qualified(name, self.part)
+        return any(field in item.writes for item in self._all)
 
     def fills(self, store: object) -> bool:
-        """Return whether any middleware, in any role, declares that it fills the store."""
-        return any(_is_in(store, item.declares.fills) for item in self._items)
+        """Return whether any middleware, in any role and part, declares that it fills the store."""
+        return any(_is_in(store, item.declares.fills) for item in self._all)
 
 
 @runtime_checkable
@@ -88,7 +114,7 @@ def parts_without_process(items: Iterable[PlanItem], run_roles: Collection[str])
     """
     idle: dict[frozenset[str], PlanItem] = {}
     for item in _every(items):
-        roles = frozenset(map(str, item.entry.roles))
+        roles = frozenset(map(str, item.roles))
         if roles and roles.isdisjoint(run_roles):
             idle.setdefault(roles, item)
     return list(idle.values())
@@ -161,7 +187,8 @@ def idle_part(
         may_grow: whether processes with further roles may join the run.
         decides: whether the program gives the processes their roles.
     """
-    roles = sorted(map(str, item.entry.roles))
+    # The role that all parts of a kind share comes first.
+    roles = sorted(map(str, item.roles), key=lambda role: (":" in role, role))
     part = (
         f"{item.label} is for the role {' or '.join(map(repr, roles))}, but no process of the run "
         f"has it (the run's roles: {', '.join(sorted(run_roles))})"
@@ -231,7 +258,7 @@ class ChainCheck:
         if self.items:
             self._check_roles()
             self._check_locks(self.items, held=())
-            by_hand = {name for item in leaves(self.by_hand) for name in item.declares.writes}
+            by_hand = {name for item in leaves(self.by_hand) for name in item.writes}
             self._check_fields(self.items, by_hand)
             self._check_owners()
             self._check_stores()
@@ -242,7 +269,7 @@ class ChainCheck:
             raise chain_error(self._problems)
 
     def _check_roles(self) -> None:
-        parts = {role for item in _every(self._whole) for role in item.entry.roles}
+        parts = {role for item in _every(self._whole) for role in item.roles}
         unused = self.roles - parts
         if not parts or (self.run_roles is not None and unused != self.roles):
             # A chain without roles runs as a whole in every process. A launched process has two
@@ -276,7 +303,7 @@ class ChainCheck:
         """
         lead = self._words.lead_role
         for item in parts_without_process(self._whole, run_roles):
-            if lead is not None and lead in item.entry.roles:
+            if lead is not None and lead in item.roles:
                 self._problems.append(
                     f"{item.label} is for the {lead}, but the run has no {lead} (its roles: "
                     f"{', '.join(sorted(run_roles))}); start the run with a {lead}, as in "
@@ -310,64 +337,89 @@ class ChainCheck:
             elif item.is_group:
                 self._check_fields(item.children, written)
             else:
-                for name in item.declares.reads:
+                for name in item.reads:
                     if name not in written and not self._is_satisfied(item, name):
                         self._problems.append(self._unwritten(item, name))
-                written.update(item.declares.writes)
+                written.update(item.writes)
                 if self.has_peers:
-                    written.update(item.declares.receives)
+                    written.update(item.receives)
 
     def _is_satisfied(self, item: PlanItem, name: str) -> bool:
-        if self._kinds.get(name) in (FieldKind.KEPT, FieldKind.RENEWED):
+        ctx, field = self._field(name)
+        if self._kinds.get(field) in (FieldKind.KEPT, FieldKind.RENEWED):
             return True
-        is_kept = self.ctx.is_kept(name)
-        if is_kept and self.ctx.has_value(name):
+        is_kept = ctx.is_kept(field)
+        if is_kept and ctx.has_value(field):
             return True
         # A field that a later middleware writes is there by the next step, or on the way back.
         arrives = is_kept or is_generator_middleware(item.entry.middleware)
-        return arrives and any(name in part.declares.writes for part in self._active)
+        return arrives and any(name in part.writes for part in self._active)
+
+    def _field(self, name: str) -> tuple[Context, str]:
+        """Return the context of a field, that of a part for ``red/obs``, and its name in there."""
+        part, slash, field = name.rpartition("/")
+        return (self.ctx.part(part), field) if slash else (self.ctx, name)
 
     def _unwritten(self, item: PlanItem, name: str) -> str:
-        start = f"{item.label} reads ctx.{name}, which"
-        others = [
-            part for part in self._active if name in part.declares.writes and part is not item
-        ]
+        start = f"{item.label} reads {_shown_field(name)}, which"
+        others = [part for part in self._active if name in part.writes and part is not item]
         if others:
             return self._written_elsewhere(item, name, others, start)
-        inactive = [part for part in self._all if name in part.declares.writes and not part.active]
+        inactive = [part for part in self._all if name in part.writes and not part.active]
         if inactive:
             roles = ", ".join(sorted(map(str, self.roles)))
             return (
                 f"{start} {inactive[0].label} writes, but that is inactive in the role {roles}; "
                 f"add {self._words.exchange} before it, to exchange the field between the roles"
             )
-        if self.ctx.has_value(name):
+        ctx, field = self._field(name)
+        if remedy := self._remedy_in_parts(field, name):
+            return f"{start} no middleware writes there; {remedy}"
+        if ctx.has_value(field):
             return (
                 f"{start} is set now, but is reset after the first step; carry it over: "
-                f"ctx.keep({name!r})"
+                f"ctx.keep({field!r})"
             )
-        if name in self._kinds or self.ctx.is_kept(name):
-            default = f"a middleware that declares writes=({name!r},)"
-            writer = self._words.writers.get(name, default)
+        if field in self._kinds or ctx.is_kept(field):
+            default = f"a middleware that declares writes=({field!r},)"
+            writer = self._words.writers.get(field, default)
+            name_it = f", with name={item.part!r}" if item.part is not None else ""
             return (
-                f"{start} no middleware before it writes; add {writer} before it"
+                f"{start} no middleware before it writes; add {writer}{name_it} before it"
                 f"{self._undeclared_writer(item, name)}"
             )
-        near = nearest(name, [kind for kind in self._kinds if kind != "task"])
+        near = nearest(field, [kind for kind in self._kinds if kind != "task"])
         hint = f"did you mean {', '.join(near)}? " if near else ""
         return (
             f"{start} is not a field of {type(self.ctx).__name__} and which no middleware writes; "
             f"{hint}To add a custom field, declare it in a subclass of the context, or declare "
-            f"writes=({name!r},) with @middleware on a middleware before this one."
+            f"writes=({field!r},) with @middleware on a middleware before this one."
+        )
+
+    def _remedy_in_parts(self, field: str, name: str) -> str:
+        """Return the remedy if middleware of other parts write the field; empty: none do."""
+        part = name.rpartition("/")[0] or None
+        writers = [
+            f"{writer.label} in {_shown_part(writer.part)}"
+            for writer in self._all
+            if writer.part != part and field in writer.declares.writes
+        ]
+        if not writers:
+            return ""
+        name_of_part = "no name" if part is None else f"name={part!r}"
+        return (
+            f"it is written by {', '.join(writers)}, and each part has fields of its own: give "
+            f"one of them {name_of_part}, or the reader the name of its writer"
         )
 
     def _undeclared_writer(self, item: PlanItem, name: str) -> str:
         """Return a further remedy: a middleware before it that may well write the field."""
         earlier = [part for part in self._active if self._order[id(part)] < self._order[id(item)]]
         for part in earlier:
-            for written in part.declares.writes:
-                if written not in self._kinds and nearest(written, (name,)):
-                    return f" ({part.label} writes ctx.{written}: is that a typo?)"
+            for written in part.writes:
+                is_field = written.rpartition("/")[2] in self._kinds
+                if not is_field and nearest(written, (name,)):
+                    return f" ({part.label} writes {_shown_field(written)}: is that a typo?)"
         undeclared = [part for part in earlier if not _declares_fields(part.declares)]
         if not undeclared:
             return ""
@@ -422,8 +474,19 @@ class ChainCheck:
             if isinstance(subject, _TakesPartInCheck) and not _is_in(subject, subjects):
                 subjects.append(subject)
                 self._problems += [
-                    f"{item.label}: {problem}" for problem in subject.preflight(self._view)
+                    f"{item.label}: {problem}"
+                    for problem in subject.preflight(self._view.of(item.part))
                 ]
+
+
+def _shown_field(name: str) -> str:
+    """Return a field for messages: ``ctx.obs``, or ``ctx.obs in the part 'red'``."""
+    part, _, field = name.rpartition("/")
+    return f"ctx.{field}" + (f" in the part {part!r}" if part else "")
+
+
+def _shown_part(name: str | None) -> str:
+    return "no part" if name is None else f"the part {name!r}"
 
 
 def _declares_fields(declares: Declarations) -> bool:

@@ -42,6 +42,10 @@ class RunningTask(Protocol):
         """Whether this is a step after the stop."""
         ...
 
+    def part(self, name: str) -> RunningTask:
+        """Return the task as the middleware of a named part see it."""
+        ...
+
     def has_role(self, role: str) -> bool:
         """Return whether this process has the role."""
         ...

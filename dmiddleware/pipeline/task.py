@@ -38,10 +38,13 @@ from dmiddleware.pipeline.plan import (
     Entry,
     Group,
     Lock,
+    Place,
     PlanItem,
     leaves,
     make_entry,
     make_plan,
+    parts_of,
+    roles_of_part,
 )
 from dmiddleware.pipeline.preflight import ChainCheck, ChainView
 from dmiddleware.process.signals import HeldSignals
@@ -155,6 +158,8 @@ class Task(Generic[C]):
         self._by_hand: list[Entry] = []
         self._wrappers: list[Wrapper[C]] = []
         self._lifecycle = Lifecycle()
+        self._parts: tuple[str, ...] | None = None
+        self._part_tasks: dict[str, TaskOfPart[C]] = {}
         # Branches compiled for one call by hand end their threads when they are garbage-collected.
         self._branches: weakref.WeakSet[Branches] = weakref.WeakSet()
         self._chain: Chain | None = None
@@ -171,7 +176,7 @@ class Task(Generic[C]):
         self._is_set_up = False
         self._step_done = False
         self._closed = False
-        ctx.task = self
+        self._adopt(ctx)
         self._peers: Peers | None = None
         if router is not None:
             self._peers = Peers(
@@ -200,6 +205,17 @@ class Task(Generic[C]):
     def roles(self) -> frozenset[str]:
         """The roles of this process; none means all."""
         return self._roles
+
+    @property
+    def whole(self) -> Task[C]:
+        """The task of the whole chain: this one, or the one that this is a part of."""
+        return self
+
+    def part(self, name: str) -> TaskOfPart[C]:
+        """Return this task as the middleware of a named part of its chain see it."""
+        if name not in self._part_tasks:
+            self._part_tasks.setdefault(name, TaskOfPart(self, name))
+        return self._part_tasks[name]
 
     @property
     def running(self) -> bool:
@@ -372,6 +388,7 @@ class Task(Generic[C]):
         self._refuse_closed("wrap")
         entry = self._entry(mw, lock=lock)
         if not self._is_running:
+            self._parts = None
             self._by_hand.append(entry)
         return self._wrap(entry)
 
@@ -749,6 +766,7 @@ class Task(Generic[C]):
             if kind is not None:
                 plain, self.ctx = self.ctx, cast(C, kind())
                 self.ctx.__dict__.update(plain.__dict__)
+                self.ctx.__dict__.pop("_parts", None)
                 self._has_default_context = False
         return entry
 
@@ -800,7 +818,16 @@ class Task(Generic[C]):
         )
 
     def _plan(self, entries: Sequence[Entry], *, by_hand: bool = False) -> tuple[PlanItem, ...]:
-        return make_plan(entries, self._roles, rank=self.rank, by_hand=by_hand)
+        if self._parts is None:
+            self._parts = parts_of((*self._entries, *self._by_hand))
+        place = Place(self._roles, self.rank, self._run_roles, self._parts)
+        return make_plan(entries, place, by_hand=by_hand)
+
+    @property
+    def _run_roles(self) -> frozenset[str]:
+        """The roles of all processes of the run, as far as they are known."""
+        planned = None if self._node is None else self._node.run_roles
+        return frozenset((*map(str, self._roles), *(planned or ())))
 
     def _whole_plan(self) -> tuple[PlanItem, ...]:
         """Return the plan of the chain, and of what its middleware call by hand."""
@@ -815,8 +842,8 @@ class Task(Generic[C]):
         """Bind and set up what an entry that is called by hand brings."""
         self._register((entry,))
         if self._lifecycle.has_new:
-            self._lifecycle.bind(self._view(entry), only_new=True)
-            self._lifecycle.set_up(self)
+            self._lifecycle.bind(self._view(entry).of, only_new=True)
+            self._lifecycle.set_up(self._of)
 
     def _prepare(self) -> Chain:
         """Check the chain, bind its middleware, and compile and set up whatever is new."""
@@ -825,12 +852,20 @@ class Task(Generic[C]):
             self._register_all()
             chain = self._compile(self._entries)
             is_first, self._is_set_up = not self._is_set_up, True
-            self._lifecycle.bind(self.chain)
-            self._lifecycle.set_up(self)
+            self._lifecycle.bind(self.chain.of)
+            self._lifecycle.set_up(self._of)
             if is_first:
                 self.ctx.begin_run(self.at_close)
             self._chain = chain
         return self._chain
+
+    def _adopt(self, ctx: C) -> None:
+        ctx.task = self
+        for name, part in ctx.parts.items():
+            part.task = self.part(name)
+
+    def _of(self, part: str | None) -> Task[C]:
+        return self if part is None else self.part(part)
 
     def _register_all(self) -> None:
         for wrapper in self._wrappers:
@@ -843,7 +878,7 @@ class Task(Generic[C]):
             subject = middleware_object(item.entry.middleware)
             is_method = subject is not item.entry.middleware
             name = middleware_name(subject) if is_method else item.name
-            self._lifecycle.add(name, subject, active=item.active)
+            self._lifecycle.add(name, subject, part=item.part, active=item.active)
 
     def _run_last_steps(self) -> None:
         """Deliver the data that peers sent before the stop to the middleware that only observe."""
@@ -918,6 +953,7 @@ class Task(Generic[C]):
 
     def _change(self, what: str, *, keep_chain: bool = False) -> None:
         self._refuse_closed(what)
+        self._parts = None
         if self._is_running:
             raise TaskStateError(f"{what}() cannot be called while the task runs")
         if not keep_chain:
@@ -926,6 +962,68 @@ class Task(Generic[C]):
     def _refuse_closed(self, what: str) -> None:
         if self._closed:
             raise TaskStateError(f"{what}() cannot be called: the task {self.name!r} is closed")
+
+
+class TaskOfPart(Task[C]):
+    """A task as the middleware of a named part of its chain see it.
+
+    It is the same task, with the context of the part. It has a role where the middleware of the
+    part with this role run: in the processes for the part, such as ``cook:red``, or, without such,
+    in those of the role.
+
+    Args:
+        whole: the task.
+        name: the name of the part.
+
+    Attributes:
+        part_name: the name of the part.
+    """
+
+    __slots__ = ("_task", "part_name")
+
+    def __init__(self, whole: Task[C], name: str) -> None:
+        self.__dict__ = whole.__dict__
+        self._task = whole
+        self.part_name = name
+
+    @property
+    def whole(self) -> Task[C]:
+        """The task of the whole chain."""
+        return self._task
+
+    @property
+    def ctx(self) -> C:
+        """The context of the part."""
+        context: C = self._task.ctx.part(self.part_name)
+        return context
+
+    @ctx.setter
+    def ctx(self, context: C) -> None:
+        raise TaskStateError("the context of a part belongs to that of the whole task")
+
+    @property
+    def chain(self) -> ChainView:
+        """The chain as the middleware of the part see it."""
+        return super().chain.of(self.part_name)
+
+    def part(self, name: str) -> TaskOfPart[C]:
+        """Return the task as the middleware of another part see it."""
+        return self._task.part(name)
+
+    def has_role(self, role: str) -> bool:
+        """Return whether the middleware of the part with the role run in this process."""
+        return not self._roles or not self._roles.isdisjoint(self._roles_for((role,)))
+
+    def participants(self, *roles: str) -> list[int]:
+        """Return the connected peers in which the middleware of the part with the roles run."""
+        return self._task.participants(*self._roles_for(roles))
+
+    def later_tasks(self, *roles: str) -> dict[int, int]:
+        """Return those of them that have gone on to a later task, and to which."""
+        return self._task.later_tasks(*self._roles_for(roles))
+
+    def _roles_for(self, roles: Iterable[str]) -> tuple[str, ...]:
+        return roles_of_part(roles, self.part_name, self._task._run_roles)
 
 
 def _call_all(functions: Iterable[Callable[[], object]]) -> list[BaseException]:

@@ -108,6 +108,7 @@ class DeviceRollout:
         )
         self._has_masks = _MASK in names and self._masks() is not None
         self._rows = _Rows()
+        self._all_valid = torch.ones(self._env_num, dtype=torch.bool, device=self._device)
         self._is_checked = False
         self._lacks_final_obs: list[int] = []
         self._begin_all(torch.zeros(self._env_num, dtype=torch.int64, device=self._device))
@@ -215,7 +216,7 @@ class DeviceRollout:
             return False
         if not is_checked and not self._has_masks:
             check_masks(self._mode, manager)  # they must not appear only now
-        done = step.terminated | step.truncated
+        done = step.done
         if memory.columns:
             memory.record_on_device(action, state, reward=step.reward, acted=step.valid, ended=done)
         columns = {
@@ -233,7 +234,7 @@ class DeviceRollout:
         columns[_SUCCESS] = _success_of(step)
         columns[_RETURN] = _reported(step, _RETURN_KEYS)
         self._rows.columns.append(columns)
-        self._rows.valid.append(torch.ones_like(done) if step.valid is None else step.valid)
+        self._rows.valid.append(self._all_valid if step.valid is None else step.valid)
         self._rows.has_final_obs.append(step.has_final_obs)
         return True
 
@@ -346,16 +347,16 @@ class DeviceRollout:
         if reported is not None:
             shown = reported.where(~reported.isnan(), shown)
         new_id = first_new_id - 1 + done.flatten().cumsum(0).reshape(shape)
-        # The row before the one that began the episode; below 0: an earlier call began it.
-        before = torch.arange(shape[0], device=self._device).unsqueeze(1) - length
-        begun_here = new_id.gather(0, before.clamp(min=0))
-        rows["episode_id"] = torch.where(before < 0, self._episode_id, begun_here)
+        ids = [self._episode_id]
+        for is_end, following in zip(done, new_id, strict=True):
+            ids.append(torch.where(is_end, following, ids[-1]))
+        self._episode_id = ids.pop()
+        rows["episode_id"] = torch.stack(ids)
         sums = [leaf.sum(dtype=torch.float32) for _, leaf in _floats_of(rows)]
-        parts = [shown, length.masked_fill(~done, 0).float()]
+        parts = [shown, length.float().masked_fill_(~done, 0)]
         parts += [] if success is None else [success]
         flat = torch.cat([torch.stack(parts).flatten(), torch.stack(sums)])
-        self._episode_id = torch.where(done[-1], new_id[-1], rows["episode_id"][-1])
-        self._length = length[-1].masked_fill(done[-1], 0)
+        self._length = length[-1].long().masked_fill_(done[-1], 0)
         self._return = episode_return[-1].masked_fill(done[-1], 0.0)
 
         on_host = flat.cpu().numpy()
@@ -391,7 +392,7 @@ class DeviceRollout:
         steps, goes_on = sums.unbind(0), done.logical_not().to(sums.dtype)
         for before, after, factor in zip(steps, steps[1:], goes_on, strict=False):
             after.addcmul_(before, factor)
-        return sums[:, 0], sums[:, 1].long()
+        return sums[:, 0], sums[:, 1]
 
     def _check_made(self) -> None:
         """Look for a value on which a policy cannot act: in the rows so far, and what follows."""

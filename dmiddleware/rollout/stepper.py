@@ -218,7 +218,7 @@ class Stepper:
             step = self._align(timestep, env_id, obs, output, inputs, episode_id)
         done = timestep.done.tolist()  # for so few values, much faster than numpy's any()
         if True in done:
-            self._end_episodes(step, [row for row, is_end in enumerate(done) if is_end])
+            self._end_episodes(step, np.flatnonzero(timestep.done).tolist())
         return step
 
     def _align(

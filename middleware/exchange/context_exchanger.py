@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dmiddleware.pipeline import ChainView, SkipRest, Task
-from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_options
+from dmiddleware.settings import Count, Positive, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.events import BATCH, EVALUATION
@@ -15,11 +15,12 @@ from middleware.exchange.learner import LearnerData
 from middleware.exchange.pace import Pace
 from middleware.exchange.rank import RankCounters, Ranks
 from middleware.roles import Role
+from middleware.support.part_name import PartSettings
 
 __all__ = ["ContextExchanger", "ContextExchangerSettings"]
 
 
-class ContextExchangerSettings(Settings):
+class ContextExchangerSettings(PartSettings):
     """The options of :class:`ContextExchanger`."""
 
     samples_per_insert: Positive | None = None

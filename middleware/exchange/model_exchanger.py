@@ -7,13 +7,14 @@ from typing import Any
 
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import Policy
-from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_options
+from dmiddleware.settings import Count, Positive, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.follower import FollowerWeights
 from middleware.exchange.learner import LearnerWeights
 from middleware.roles import Role
 from middleware.support.checks import check_instance
+from middleware.support.part_name import PartSettings
 
 __all__ = [
     "ModelExchanger",
@@ -23,7 +24,7 @@ __all__ = [
 ]
 
 
-class ModelExchangerSettings(Settings):
+class ModelExchangerSettings(PartSettings):
     """The options of :class:`ModelExchanger`."""
 
     every_train_iter: Count = 1
@@ -116,7 +117,7 @@ class ModelExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ModelExchang
             yield from self._side(ctx)
 
 
-class PeriodicalModelExchangerSettings(Settings):
+class PeriodicalModelExchangerSettings(PartSettings):
     """The options of :class:`PeriodicalModelExchanger`."""
 
     period: Count
@@ -145,4 +146,9 @@ class PeriodicalModelExchanger(ModelExchanger):
 
     @takes_options(PeriodicalModelExchangerSettings)
     def __init__(self, policy: Policy, settings: PeriodicalModelExchangerSettings) -> None:
-        super().__init__(policy, every_train_iter=settings.period, timeout_s=settings.timeout_s)
+        super().__init__(
+            policy,
+            every_train_iter=settings.period,
+            timeout_s=settings.timeout_s,
+            name=settings.name,
+        )

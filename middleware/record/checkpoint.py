@@ -23,6 +23,7 @@ from middleware.record.folder_lock import FolderLock, NoLock, RunLock, check_wri
 from middleware.record.run_folder import RunFolder, check_run_folder
 from middleware.roles import Role
 from middleware.support.interval import Interval, IntervalSettings
+from middleware.support.part_name import PartSettings
 
 __all__ = ["CkptSaver", "CkptSaverSettings"]
 
@@ -31,7 +32,7 @@ _BEST: Final = "ckpt.best"
 _log = logging.getLogger(__name__)
 
 
-class CkptSaverSettings(IntervalSettings):
+class CkptSaverSettings(IntervalSettings, PartSettings):
     """The options of :class:`CkptSaver`."""
 
     every_train_iter: Count | None = None

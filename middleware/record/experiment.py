@@ -67,6 +67,7 @@ from middleware.record.run_log import RunLog
 from middleware.roles import Role
 from middleware.support.checks import check_instance
 from middleware.support.interval import IntervalSettings
+from middleware.support.part_name import PartSettings
 
 __all__ = [
     "Experiment",
@@ -582,6 +583,8 @@ def _written(one: object) -> dict[str, Any]:
         if isinstance(one, BaseMiddleware | _HasSettings):
             settings = plain_values(one.settings)
             written |= settings if isinstance(settings, dict) else {"settings": settings}
+            if isinstance(one.settings, PartSettings) and one.settings.name is None:
+                written.pop("name", None)
         if isinstance(one, BaseMiddleware):
             for name, part in one.components.items():
                 written[name] = _written_part(part)

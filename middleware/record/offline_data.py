@@ -9,17 +9,18 @@ from typing import Annotated, Any
 
 from dmiddleware.data import save_dataset
 from dmiddleware.errors import StructureError
-from dmiddleware.settings import AS_TUPLE, Convert, Count, Settings, TakesSettings, takes_options
+from dmiddleware.settings import AS_TUPLE, Convert, Count, TakesSettings, takes_options
 from dmiddleware.tree import Batch, as_tree, cat, map_leaves
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
+from middleware.support.part_name import PartSettings
 from middleware.support.rows import rows_of
 
 __all__ = ["OfflineDataSaver", "OfflineDataSaverSettings"]
 
 
-class OfflineDataSaverSettings(Settings):
+class OfflineDataSaverSettings(PartSettings):
     """The options of :class:`OfflineDataSaver`."""
 
     columns: Annotated[tuple[str, ...], AS_TUPLE] | None = None

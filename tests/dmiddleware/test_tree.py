@@ -164,6 +164,41 @@ def test_tensors_already_on_the_device_are_not_copied():
     assert to_device(tensor, torch.device("cpu")) is tensor
 
 
+def test_the_tensors_of_the_host_go_to_a_gpu_in_one_transfer(monkeypatch):
+    sizes = []
+
+    def page_locked(n_bytes):
+        sizes.append(n_bytes)
+        return torch.empty(n_bytes, dtype=torch.uint8)
+
+    monkeypatch.setattr("dmiddleware.tree._is_gpu", lambda device: True)
+    monkeypatch.setattr("dmiddleware.tree._page_locked", page_locked)
+    wide = torch.rand(4, 3, dtype=torch.float64)
+    tree = as_tree(
+        {
+            "flag": torch.tensor([True, False, True]),
+            "obs": {"frame": torch.arange(7, dtype=torch.uint8), "part": wide.t()[1:]},
+            "empty": torch.zeros(0, 3),
+            "scalar": torch.tensor(2.5, requires_grad=True),
+            "state": torch.zeros(2, 1, dtype=torch.int64).expand(2, 5),
+        },
+        lists={"text": ["a", "b", "c"]},
+    )
+    moved = to_device(tree, "cpu")
+    assert sizes == [16 + 16 + 64 + 16 + 80]
+    assert len({leaf.untyped_storage().data_ptr() for leaf in columns_of(moved)}) == 1
+    for before, after in zip(columns_of(tree), columns_of(moved), strict=True):
+        assert after.dtype == before.dtype
+        assert torch.equal(after, before)
+        assert not after.requires_grad
+    assert to_dict(moved)["text"] == ["a", "b", "c"]
+    assert torch.equal(to_device((wide, 1 * wide), "cpu")[1], wide)
+
+
+def columns_of(tree):
+    return [leaf for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
 METHODS = ("keys", "items", "get", "values", "shape", "detach", "numpy")
 
 
