@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dmiddleware.env.team import ACTION_MASK
 
-__all__ = ["bare", "has_mask", "infos_by_name", "mask_in", "without_mask", "zeros"]
+__all__ = ["bare", "flat", "flat_space", "has_mask", "infos_by_name", "mask_in", "without_mask", "zeros"]
 
 
 def mask_in(*sources: Any) -> npt.NDArray[Any] | None:
@@ -59,3 +59,21 @@ def infos_by_name(infos: Mapping[Any, Any]) -> dict[str, Any]:
         for agent, info in infos.items()
     }
     return {agent: info for agent, info in by_name.items() if info}
+
+
+def flat(obs: Any) -> Any:
+    """Return an observation whose arrays are vectors."""
+    if isinstance(obs, Mapping):
+        return {key: flat(item) for key, item in obs.items()}
+    array = np.asarray(obs)
+    return array.reshape(-1) if array.ndim > 1 else array
+
+
+def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
+    """Return the space of what :func:`flat` returns."""
+    if isinstance(space, gym.spaces.Dict):
+        return gym.spaces.Dict({key: flat_space(part) for key, part in space.spaces.items()})
+    if isinstance(space, gym.spaces.Box) and len(space.shape) > 1:
+        low, high = space.low.reshape(-1), space.high.reshape(-1)
+        return gym.spaces.Box(low, high, dtype=space.dtype.type)
+    return space

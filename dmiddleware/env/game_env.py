@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from dmiddleware.env.agent_obs import (
     bare,
+    flat,
+    flat_space,
     has_mask,
     infos_by_name,
     mask_in,
@@ -78,6 +80,7 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
             are what ``reset`` and ``step`` take and return. Without a list ``agents``, those take
             part that it returns observations of.
         teams: the agents of each team: names, or patterns such as ``"blue_*"``.
+        flatten: turn arrays of observations into vectors.
 
     Attributes:
         teams: the agents of each team.
@@ -89,8 +92,9 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
         SpaceError: if agents have action masks, but their actions are not Discrete.
     """
 
-    def __init__(self, env: Any, teams: Teams) -> None:
+    def __init__(self, env: Any, teams: Teams, *, flatten: bool = False) -> None:
         self._env = env
+        self._flatten = flatten
         self.takes_turns = callable(getattr(env, "agent_iter", None))
         self._rules: _Rules = (_Turns if self.takes_turns else _AtOnce)(env)
         spaces = _spaces_by_agent(env)
@@ -100,11 +104,14 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
         self.render_mode = getattr(env, "render_mode", None)
         common = {team: _common_spaces(team, names, spaces) for team, names in self.teams.items()}
         masked = self._masked_teams(common)
+        plain = {team: without_mask(observation) for team, (observation, _) in common.items()}
+        if flatten:
+            plain = {team: flat_space(space) for team, space in plain.items()}
         parts: dict[str, gym.Space[Any]] = {
             AGENTS: gym.spaces.Dict(
                 {
-                    team: gym.spaces.Tuple([without_mask(observation)] * len(self.teams[team]))
-                    for team, (observation, _) in common.items()
+                    team: gym.spaces.Tuple([space] * len(self.teams[team]))
+                    for team, space in plain.items()
                 }
             ),
             AGENT_MASK: gym.spaces.MultiBinary(len(agents)),
@@ -137,9 +144,7 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
         }
         self._masked = masked
         self._state_dtype = None if state_space is None else state_space.dtype
-        self._absent = {
-            team: zeros(without_mask(observation)) for team, (observation, _) in common.items()
-        }
+        self._absent = {team: zeros(space) for team, space in plain.items()}
         self._forget()
 
     def reset(
@@ -218,7 +223,7 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
         for team, names in self.teams.items():
             absent = self._absent[team]
             obs[AGENTS][team] = tuple(
-                bare(turn.obs[agent]) if agent in turn.obs else absent for agent in names
+                self._shown(turn.obs[agent]) if agent in turn.obs else absent for agent in names
             )
             obs[FLAGS][team] = np.zeros((len(names), 3), np.int8)
         obs[AGENT_MASK] = np.array([agent in acts for agent in self._numbers], np.int8)
@@ -227,6 +232,9 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
         if self._masked:
             obs[ACTION_MASK] = {team: self._masks(team, turn) for team in self._masked}
         return obs
+
+    def _shown(self, obs: Any) -> Any:
+        return flat(bare(obs)) if self._flatten else bare(obs)
 
     def _masks(self, team: str, turn: _Turn) -> npt.NDArray[np.int8]:
         names = self.teams[team]

@@ -12,13 +12,15 @@ import numpy.typing as npt
 
 from dmiddleware.env.agent_obs import (
     bare,
+    flat,
+    flat_space,
     has_mask,
     infos_by_name,
     mask_in,
     without_mask,
     zeros,
 )
-from dmiddleware.env.batching import make_collate
+from dmiddleware.env.batching import make_collate, own_copy
 from dmiddleware.env.env_access import InnerAttributes
 from dmiddleware.env.games import BattleEnv
 from dmiddleware.env.team import (
@@ -72,7 +74,7 @@ class PettingZooAdapter(InnerAttributes, BattleEnv):
         self.observation_space = _common_space(env, "observation_space")
         self.action_space = _common_space(env, "action_space")
         if flatten and self.observation_space is not None:
-            self.observation_space = _flat_space(self.observation_space)
+            self.observation_space = flat_space(self.observation_space)
 
     def _inner_env(self) -> Any:
         return self._env
@@ -150,20 +152,17 @@ class PettingZooAdapter(InnerAttributes, BattleEnv):
 
     def _observe(self, agents: list[Any]) -> None:
         for agent in agents:
-            self._obs[self._agents.index(agent)] = self._plain(self._env.observe(agent))
+            self._obs[self._agents.index(agent)] = self._kept(self._env.observe(agent))
+
+    def _kept(self, obs: Any) -> Any:
+        # A copy, since games may write to theirs again.
+        return flat(own_copy(obs)) if self._flatten else own_copy(obs)
 
     def _take(self, obs: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
         for player, agent in enumerate(self._agents):
             if agent in obs:
-                self._obs[player] = self._plain(obs[agent])
+                self._obs[player] = self._kept(obs[agent])
                 self._infos[player] = dict(infos.get(agent, {}))
-
-    def _plain(self, obs: Any) -> Any:
-        if isinstance(obs, Mapping):
-            return {str(key): self._plain(item) for key, item in obs.items()}
-        # A copy, since games may write to theirs again.
-        array = np.array(obs)
-        return array.reshape(-1) if self._flatten and array.ndim > 1 else array
 
 
 class ParallelEnvAdapter(InnerAttributes, gym.Env[dict[str, Any], Any]):
@@ -310,12 +309,3 @@ def _common_space(env: Any, name: str) -> gym.Space[Any] | None:
     """Return the space that all agents have; None if they differ."""
     first, *others = (getattr(env, name)(agent) for agent in env.possible_agents)
     return first if all(space == first for space in others) else None
-
-
-def _flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
-    if isinstance(space, gym.spaces.Dict):
-        return gym.spaces.Dict({key: _flat_space(part) for key, part in space.spaces.items()})
-    if isinstance(space, gym.spaces.Box) and len(space.shape) > 1:
-        low, high = space.low.reshape(-1), space.high.reshape(-1)
-        return gym.spaces.Box(low, high, dtype=space.dtype.type)
-    return space

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +21,7 @@ from dmiddleware.env import (
 from dmiddleware.env.batching import NestedArrays, map_arrays, replace_rows
 from dmiddleware.env.env_access import Access
 from dmiddleware.env.env_state import decode_infos, encode_infos
-from dmiddleware.env.game_env import FLAGS, GameEnv, Teams
+from dmiddleware.env.game_env import FLAGS, GameEnv
 from dmiddleware.env.pictures import Frame
 from dmiddleware.env.team import (
     ACTION_MASK,
@@ -34,9 +34,9 @@ from dmiddleware.env.team import (
 from dmiddleware.env.timestep import BoolArray
 from dmiddleware.errors import ConfigError, EnvStateError, SpaceError, StructureError
 from dmiddleware.registry import nearest
-from dmiddleware.settings import takes_options
+from dmiddleware.settings import Convert, takes_options
 
-__all__ = ["Game", "Seat", "TeamEnvs", "make_game"]
+__all__ = ["Game", "GameSettings", "Seat", "TeamEnvs", "make_game"]
 
 
 class Seat(Protocol):
@@ -59,26 +59,46 @@ class Seat(Protocol):
         ...
 
 
-@takes_options(EnvSettings)
-def make_game(teams: Teams, settings: EnvSettings) -> Game:
-    """Make a game of teams; it takes the options of ``make_env_manager``, after the teams.
+def _as_teams(teams: Any) -> Any:
+    if not isinstance(teams, Mapping) or not teams:
+        raise ConfigError(
+            f'teams must be a dictionary such as {{"red": ["red_*"]}}, got {teams!r:.100}'
+        )
+    return {
+        name: (agents,) if isinstance(agents, str) else agents for name, agents in teams.items()
+    }
+
+
+class GameSettings(EnvSettings):
+    """The options of :func:`make_game`: those of ``make_env_manager``, and the teams."""
+
+    teams: Annotated[Mapping[str, Sequence[str]], Convert(_as_teams)]
+    """The agents of each team: names, or patterns such as "blue_*"."""
+    flatten: bool = False
+    """Turn arrays of observations into vectors, as the boards of small games should be."""
+
+
+@takes_options(GameSettings)
+def make_game(settings: GameSettings) -> Game:
+    """Make a game of teams.
+
+    It takes the fields of :class:`GameSettings`, or an object of it and the fields that differ. The
+    env is a PettingZoo env, or one like it, see :class:`~dmiddleware.env.GameEnv`.
 
     Example:
-        >>> from pettingzoo.classic import tictactoe_v3
-        >>> game = make_game({"x": "player_1", "o": "player_2"}, tictactoe_v3.env, env_num=4)
-        >>> game["x"].action_space
-        Discrete(9)
-
-    Args:
-        teams: the agents of each team: names, or patterns such as ``"blue_*"``.
-        settings: the options, each by keyword; see :class:`~dmiddleware.env.EnvSettings`. Each env
-            is a PettingZoo env, or one like it (:class:`~dmiddleware.env.GameEnv`).
+        >>> from pettingzoo.classic import rps_v2
+        >>> teams = {"home": ["player_0"], "away": ["player_1"]}
+        >>> make_game(rps_v2.env, teams=teams, env_num=4)["home"].action_space
+        Discrete(3)
 
     Raises:
-        ConfigError: as of :func:`~dmiddleware.env.make_env_manager`.
+        ConfigError: as of :func:`~dmiddleware.env.make_env_manager`, and of
+            :class:`~dmiddleware.env.GameEnv` for teams that do not fit the env.
     """
-    wrappers = (*settings.wrappers, partial(GameEnv, teams=teams))
-    return Game(make_env_manager(dataclasses.replace(settings, wrappers=wrappers)))
+    wrapper = partial(GameEnv, teams=settings.teams, flatten=settings.flatten)
+    options = {field.name: getattr(settings, field.name) for field in fields(EnvSettings)}
+    options["wrappers"] = (*settings.wrappers, wrapper)
+    return Game(make_env_manager(EnvSettings(**options)))
 
 
 class Game:
@@ -95,6 +115,9 @@ class Game:
     Attributes:
         env_manager: steps the games, each a :class:`~dmiddleware.env.GameEnv`.
         env_num: the number of games, ``E``.
+        results: of the games that ended in the last step, by number: each team's return, the mean
+            of its agents'.
+        begun: the games that have started anew in the last step: those, and those whose env failed.
 
     Args:
         env_manager: the games; :func:`make_game` makes them.
@@ -110,7 +133,7 @@ class Game:
         if not isinstance(space, gym.spaces.Dict) or FLAGS not in space.spaces:
             raise ConfigError(
                 f"Game takes an env manager of GameEnvs, but its envs observe {space}; make the "
-                'game with make_game({"red": ["red_*"], …}, make_env, env_num=8)'
+                'game with make_game(make_env, teams={"red": ["red_*"], …}, env_num=8)'
             )
         self.env_manager = env_manager
         self.env_num = env_manager.env_num
@@ -120,6 +143,9 @@ class Game:
         self._leader = ""
         self._continues = False
         self._flags: gym.spaces.Dict = space[FLAGS]
+        self._scores = np.zeros((self.env_num, len(self.teams)))
+        self.results: dict[int, dict[str, float]] = {}
+        self.begun: list[int] = []
 
     @property
     def teams(self) -> tuple[str, ...]:
@@ -199,6 +225,7 @@ class Game:
 
     def _begin(self) -> None:
         self._moves.clear()
+        self._scores[:] = 0.0
         for view in self._views.values():
             view.begin()
 
@@ -223,12 +250,25 @@ class Game:
                 return
             timestep = self.env_manager.step({name: self._moves[name] for name in self.teams})
             self._moves.clear()
+            self._count(timestep)
             for view in self._views.values():
                 view.take(timestep)
         except BaseException:
             self._moves.clear()
             self._show()
             raise
+
+    def _count(self, step: BatchedTimestep) -> None:
+        for column, team in enumerate(self.teams):
+            first, n_agent = self.agents_before(team)
+            earned = step.reward[:, first : first + n_agent].mean(axis=1, dtype=np.float64)
+            self._scores[step.env_id, column] += earned
+        self.results = {
+            game: dict(zip(self.teams, self._scores[game].tolist(), strict=True))
+            for game in step.env_id[step.done].tolist()
+        }
+        self.begun = step.env_id[step.done | step.abnormal].tolist()
+        self._scores[self.begun] = 0.0
 
     def _seat_of(self, team: str) -> Seat:
         if team not in self._seats:
@@ -246,6 +286,7 @@ class Game:
             return None
         return {
             "games": self.env_manager.state_dict(),
+            "scores": self._scores.copy(),
             "seats": {name: seat.state_dict() for name, seat in self._seats.items()},
         }
 
@@ -255,6 +296,8 @@ class Game:
             return self._continues
         self._continues = self.env_manager.load_state_dict(state["games"])
         self._begin()
+        if self._continues:
+            self._scores = np.array(state["scores"], np.float64)
         for name, seat in self._seats.items():
             if self._continues and name in state["seats"]:
                 seat.load_state_dict(state["seats"][name])
