@@ -20,6 +20,7 @@ from middleware.collect import (
     StepCollector,
     StepCollectorSettings,
 )
+from middleware.collect_teams import TeamCollector, TeamCollectorSettings
 from middleware.context import OfflineRLContext, OnlineRLContext, RLContext
 from middleware.curriculum import Curriculum, CurriculumSettings
 from middleware.di_engine_names import (
@@ -112,6 +113,8 @@ __all__ = [
     "CurriculumSettings",
     "StepCollector",
     "StepCollectorSettings",
+    "TeamCollector",
+    "TeamCollectorSettings",
     "EpisodeCollector",
     "EpisodeCollectorSettings",
     "data_pusher",

@@ -317,15 +317,10 @@ class RolloutCollector(Stepper):
         """Take all rows that wait.
 
         Returns:
-            A batch ``[T, E, …]`` if every env has made the same number of transitions, and else
+            A batch ``[T, E, …]`` if every env has made a transition in each step, and else
             ``[R, …]``, env by env.
         """
-        counts = self._store.counts
-        if (counts == counts[0]).all():
-            return self._store.take_rectangle(int(counts[0]))
-        rows, env_id = self._store.take_all()
-        index = torch.from_numpy(np.argsort(env_id, kind="stable"))
-        return as_tree({name: index_rows(column, index) for name, column in rows.items()})
+        return self._store.take_waiting()
 
     def _is_on_device(self) -> bool:
         """Return whether rows are collected on a device; launches the envs if they are closed."""

@@ -29,7 +29,8 @@ class TeamRollout:
 
     Attributes:
         game: the game.
-        workers: what collects for each team that learns, with its counters and returns.
+        modes: the collect mode of each policy that learns, by team.
+        workers: what collects for each of these teams, with its counters and returns.
 
     Args:
         game: the game, which nothing else steps.
@@ -48,6 +49,7 @@ class TeamRollout:
                 'make_env, teams={"red": ["red_*"], …}, env_num=8)'
             )
         self.game = game
+        self.modes: dict[str, CollectMode] = {}
         self.workers: dict[str, RolloutCollector] = {}
         seats: dict[str, Seat] = {}
         self._kwargs: dict[str, Mapping[str, Any]] = {}
@@ -56,6 +58,7 @@ class TeamRollout:
                 seats[team] = make_seat(game, team, player)
                 continue
             mode = as_collect_mode(player, user="TeamRollout")  # type: ignore[arg-type]
+            self.modes[team] = mode
             self.workers[team] = RolloutCollector(mode, envs_for(game, team, mode))
         if not self.workers:
             raise ConfigError("no team learns; give at least one of them a policy")
@@ -66,9 +69,22 @@ class TeamRollout:
         game.seat(self._leader, {**seats, **learners})
 
     def start(self) -> None:
-        """Launch the games if they are closed, and check that the policies fit."""
+        """Launch the games if they are closed.
+
+        Raises:
+            ConfigError: if agents take turns, and a policy learns from whole lanes ``[T, E, …]``.
+        """
         for worker in self.workers.values():
             worker.start()
+        if not self.game.env_manager.get_attr("takes_turns")[0]:
+            return
+        for team, mode in self.modes.items():
+            if mode.spec.minibatch_unit == "lanes":
+                raise ConfigError(
+                    f"the policy of team {team!r}, {mode.spec.kind.__name__}, learns from lanes of "
+                    "equal length, but agents that take turns do not act equally often; use an "
+                    "algorithm that learns from single rows, such as PPO or DQN"
+                )
 
     def step(self, team: str) -> None:
         """Let a team that learns act, and keep its rows."""
@@ -89,8 +105,8 @@ class TeamRollout:
             policy_kwargs: passed to each policy's forward.
 
         Returns:
-            By team, the rows that have become complete: ``[T, E', …]`` if all envs of the team have
-            the same number of them, as :meth:`RolloutCollector.collect` returns them; else
+            By team, the transitions that are complete: ``[T, E', …]`` if all agents of the team
+            have acted in each step, as :meth:`RolloutCollector.collect` returns them; else
             ``[R, …]``, env by env. The rest of their episodes follows in the next call.
 
         Raises:
@@ -99,7 +115,8 @@ class TeamRollout:
         """
         if n_sample <= 0:
             raise ValueError(f"n_sample must be positive, got {n_sample}")
-        self.start()
+        if self.game.closed:
+            self.start()
         self._kwargs = dict(policy_kwargs or {})
         for team, worker in self.workers.items():
             worker.begin_call((train_iter or {}).get(team, 0))
