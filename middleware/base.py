@@ -44,7 +44,7 @@ class BaseMiddleware(ABC, Generic[C]):
     metric_prefix: str | None = None
 
     @property
-    def part(self) -> str | None:
+    def part_name(self) -> str | None:
         """The named part of the chain that it belongs to: the option ``name``; None: no part."""
         return self.settings.name if isinstance(self.settings, PartSettings) else None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ __all__ = [
     "StepCollectorSettings",
     "collectors_of",
 ]
+
+
+_ROWS: Final = frozenset(("trajectories", "episodes"))
 
 
 class _Collector(BaseMiddleware[OnlineRLContext]):
@@ -74,9 +77,15 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
             self._envs.close()
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Reject a chain that collects data but has no learner."""
+        """Reject a collector without a learner, and data that another one overwrites unread."""
+        yield from _overwritten(self, chain)
         if chain.writes("train_iter") or chain.writes("train_output"):
             return
+        if chain.part is not None and self is collectors_of(chain)[0] and not _is_read(chain):
+            yield (
+                f"it collects data for the part {chain.part!r}, but nothing of that part reads "
+                f"them; add a learner with name={chain.part!r}, or give it the name of its learner"
+            )
         all_declared = all(declaration.anything for declaration in chain.declarations)
         expects_learning = chain.writes("eval_value") or any(
             declaration.fills for declaration in chain.declarations
@@ -144,6 +153,29 @@ def count_collected(
 def collectors_of(chain: ChainView) -> list[_Collector]:
     """Return the stock collectors of a chain, in order."""
     return [part for part in chain.middleware if isinstance(part, _Collector)]
+
+
+def _is_read(chain: ChainView) -> bool:
+    """Return whether something of the chain reads collected data."""
+    return any(not _ROWS.isdisjoint(declaration.reads) for declaration in chain.declarations)
+
+
+def _overwritten(collector: _Collector, chain: ChainView) -> Iterable[str]:
+    """Yield the problem that nothing reads the data of the collector before it, if that is so."""
+    last: _Collector | None = None
+    written: Collection[str] = ()
+    for part, declares in zip(chain.middleware, chain.declarations, strict=True):
+        if isinstance(part, _Collector):
+            rows = _ROWS.intersection(declares.writes, written)
+            if part is collector and last is not None and last is not part and rows:
+                yield (
+                    f"it replaces ctx.{min(rows)} of the {type(last).__name__} before it, which "
+                    "nothing has read; give each collector and its learner a name, such as "
+                    'name="red", or use what reads the data before this one'
+                )
+            last, written = part, declares.writes
+        elif not declares.anything or not _ROWS.isdisjoint(declares.reads):
+            last = None
 
 
 class StepCollectorSettings(PartSettings):

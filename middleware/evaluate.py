@@ -50,7 +50,8 @@ class InteractionEvaluatorSettings(IntervalSettings):
     every_env_step: Count | None = None
     """Env steps from one evaluation to the next; without an interval: 10,000."""
     name: str | None = None
-    """What its metrics and videos begin with, for one of several evaluators; None: `eval`."""
+    """What its metrics and videos begin with, for one of several evaluators; None: `eval`. If other
+    middleware of the chain have this name, it belongs to their part, and decides on its policy."""
     primary: bool | None = None
     """Whether its evaluations decide on the best policy and the end of the run. Exactly one
     evaluator of a chain is primary; None: the one that has no name, or the only one."""
@@ -95,7 +96,8 @@ class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionE
 
     A chain may have several evaluators, for example for the same task under other conditions. Each
     but one needs a ``name``. One of them is primary: its evaluations decide on the best policy and
-    on the end of the run, and the final evaluation is in its envs.
+    on the end of the run, and the final evaluation is in its envs. One with the name of a part of
+    the chain evaluates the policy of that part; it is the only one there.
 
     Args:
         policy: a policy or its eval mode.
@@ -161,6 +163,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionE
             )
         self.settings = settings
         self.metric_prefix = settings.prefix
+        self.joins_part = settings.name
         self._is_primary = settings.primary is not False
         if not self._is_primary:
             self.writes = ("other_evaluations",)
@@ -187,7 +190,13 @@ class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionE
         evaluators = evaluators_of(chain)
         others = (part for part in stock_middleware(chain) if part is not self)
         prefixes = [part.metric_prefix for part in others]
-        if self.metric_prefix in prefixes and self.settings.name is None:
+        if chain.part is not None and len(evaluators) > 1:
+            if self is not evaluators[0]:
+                yield (
+                    f"the part {chain.part!r} of the chain has another evaluator; give it another "
+                    "name than the part, and it evaluates beside those of the whole chain"
+                )
+        elif self.metric_prefix in prefixes and self.settings.name is None:
             yield (
                 "the chain has another evaluator without a name, and their metrics would mix; give "
                 'one of them a name, such as InteractionEvaluator(..., name="windy")'
@@ -357,8 +366,11 @@ class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionE
 def evaluation_prefixes(chain: ChainView) -> tuple[str, ...]:
     """Return the prefixes of the metrics of a chain's evaluators, the primary evaluator's first.
 
-    If a middleware of another class decides, its evaluations count as those without a name.
+    If a middleware of another class decides, its evaluations count as those without a name. In a
+    part, they all do: the metrics of the part begin with its name.
     """
+    if chain.part is not None:
+        return (_UNNAMED,)
     primary = primary_evaluator(chain)
     first = _UNNAMED if primary is None else primary.settings.prefix
     prefixes = (evaluator.settings.prefix for evaluator in evaluators_of(chain))

@@ -23,7 +23,7 @@ from dmiddleware.seeding import derive_seed
 from dmiddleware.settings import Count, TakesSettings, takes_options
 from dmiddleware.tree import Batch, flatten_lead, items_of, to_device, with_columns
 from middleware.advantage import AdvantageEstimator
-from middleware.base import BaseMiddleware, C
+from middleware.base import BaseMiddleware, C, stock_middleware
 from middleware.collect import collectors_of
 from middleware.context import OfflineRLContext, RLContext
 from middleware.exchange import ContextExchanger
@@ -74,8 +74,9 @@ class PolicyUpdater(BaseMiddleware[C]):
         self._counters.bind(chain)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Reject ranks that would learn alone, or stop in different steps."""
+        """Reject policies that would mix, and ranks that would learn or stop alone."""
         yield from self._counters.preflight(chain)
+        yield from self._mixed_with(chain)
         size = rank_and_world_size()[1]
         if size == 1:
             return
@@ -89,6 +90,25 @@ class PolicyUpdater(BaseMiddleware[C]):
                 f"{size} ranks run this program, and would stop in different steps; use "
                 "ContextExchanger() first in the chain"
             )
+
+    def _mixed_with(self, chain: ChainView) -> Iterable[str]:
+        """Yield the problem that another learner, or another metric, has the same name, or none."""
+        learners = [part for part in stock_middleware(chain) if isinstance(part, PolicyUpdater)]
+        if learners and self._mode != learners[0]._mode:
+            first, place = type(learners[0]).__name__, "no name"
+            if chain.part is not None:
+                place = f"the name {chain.part!r}"
+            yield (
+                f"it learns another policy than the {first} before it, and both have {place}, so "
+                "their counters, metrics and checkpoints would mix; give each policy a name, such "
+                'as name="red", for its collector, learner and all else that belongs to it'
+            )
+        for part in stock_middleware(chain.of(None)) if chain.part is not None else ():
+            if part.metric_prefix == chain.part:
+                yield (
+                    f"the metrics of the {type(part).__name__} begin with {chain.part!r} too, and "
+                    "would mix with those of the part; give it another name"
+                )
 
     def _all_can(self, update: bool) -> bool:
         """Return whether every rank can make its next update; each of them asks."""

@@ -35,6 +35,9 @@ class TerminationChecker(BaseMiddleware[Context], TakesSettings[TerminationCheck
     counters. The limits are also what :class:`~middleware.ProgressBar` shows. A run that is resumed
     at a limit stops before its first step.
 
+    Without a name, it counts the sums over all named parts of the chain; with ``name="red"``, it
+    counts in that part. Either ends the whole run.
+
     Args:
         settings: the options, each by keyword; see :class:`TerminationCheckerSettings`.
 
@@ -105,7 +108,8 @@ class TerminationChecker(BaseMiddleware[Context], TakesSettings[TerminationCheck
             # The pre-flight check has made sure that the field exists.
             value = getattr(ctx, name)
             if value >= limit:
-                ctx.task.stop(f"{name} reached {value:,} (max_{name} is {limit:,})", final=False)
+                counter = name if self.part_name is None else f"{name} of {self.part_name}"
+                ctx.task.stop(f"{counter} reached {value:,} (max_{name} is {limit:,})", final=False)
 
 
 def limits_of(chain: ChainView) -> dict[str, float]:

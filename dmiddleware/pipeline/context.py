@@ -322,10 +322,18 @@ class Context:
         return self.__dict__.get(name) is not None
 
     def counters(self) -> dict[str, int]:
-        """Return the counters that a launcher shows, by the names that it shows."""
-        values = self.__dict__
+        """Return the counters that a launcher shows, by the names that it shows.
+
+        Those of the named parts follow, each with the name of its part.
+        """
+        contexts = {"": self, **{f"{name} ": part for name, part in list(self.parts.items())}}
         shown = self.vocabulary.counters.items()
-        return {label: values[name] for name, label in shown if name in values}
+        return {
+            f"{prefix}{label}": ctx.__dict__[name]
+            for prefix, ctx in contexts.items()
+            for name, label in shown
+            if name in ctx.__dict__
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values of all fields that carry over, without copying them."""

@@ -63,10 +63,10 @@ class Declarations:
 
     Attributes:
         roles: the roles in which it is active; none means all.
-        part: the named part of the chain that it belongs to. It then works on
+        part_name: the named part of the chain that it belongs to. It then works on
             ``ctx.part(name)`` and on ``task.part(name)``, and is active in processes with a role
             ``"<role>:<part>"`` too; None: it belongs to the whole chain.
-        joins: the part that it belongs to if other middleware of the chain do.
+        joins_part: the part that it belongs to if other middleware of the chain do.
         reads: fields of the context that must have been written before it runs, those of its part;
             ``"red/obs"`` is the field of the part ``red``.
         writes: fields of the context that it sets.
@@ -87,8 +87,8 @@ class Declarations:
     """
 
     roles: Collection[str] = ()
-    part: str | None = None
-    joins: str | None = None
+    part_name: str | None = None
+    joins_part: str | None = None
     reads: Collection[str] = ()
     writes: Collection[str] = ()
     receives: Collection[str] = ()
@@ -108,7 +108,7 @@ class Declarations:
             if declared.default == ():
                 value = getattr(self, declared.name)
                 object.__setattr__(self, declared.name, string_tuple(value))
-        for name in (self.part, self.joins):
+        for name in (self.part_name, self.joins_part):
             if name is not None and not is_part_name(name):
                 raise MiddlewareError(
                     f"the name of a part of a chain consists of letters, digits, '_', '-' and '.', "

@@ -224,7 +224,7 @@ def parts_of(entries: Iterable[Entry]) -> tuple[str, ...]:
     for entry in entries:
         if isinstance(entry.middleware, Group):
             names.update(dict.fromkeys(parts_of(entry.middleware.entries)))
-        elif (name := Declarations.of(entry.middleware).part) is not None:
+        elif (name := Declarations.of(entry.middleware).part_name) is not None:
             names[name] = None
     return tuple(names)
 
@@ -357,9 +357,9 @@ def _in_part(call: Callable[[Any], object], part: str) -> Callable[[Any], object
 
 def _make_item(entry: Entry, path: str, place: Place, *, within_active: bool) -> PlanItem:
     declares = Declarations.of(entry.middleware)
-    part = declares.part
-    if part is None and declares.joins in place.parts:
-        part = declares.joins
+    part = declares.part_name
+    if part is None and declares.joins_part in place.parts:
+        part = declares.joins_part
     roles = roles_of_part(entry.roles, part, place.run_roles)
     active = within_active and (not place.roles or not roles or not place.roles.isdisjoint(roles))
     active = active and (place.rank == 0 or not declares.lead_only)

@@ -260,6 +260,7 @@ class ChainCheck:
             self._check_locks(self.items, held=())
             by_hand = {name for item in leaves(self.by_hand) for name in item.writes}
             self._check_fields(self.items, by_hand)
+            self._check_parts()
             self._check_owners()
             self._check_stores()
             self._ask_middleware()
@@ -442,6 +443,27 @@ class ChainCheck:
             f"{start} only {others[0].label} writes, after it; use that one before it, or carry "
             f"the field over to the next step: ctx.keep({name!r})"
         )
+
+    def _check_parts(self) -> None:
+        """Check that something happens in each part: that a counter of the context grows there."""
+        counters = tuple(self._words.counters)
+        counting = [
+            part
+            for part in self._view.parts
+            if not {qualified(name, part) for name in counters}.isdisjoint(
+                name for item in self._all for name in item.writes
+            )
+        ]
+        for part in self._view.parts if counters else ():
+            if part in counting:
+                continue
+            item = next(item for item in self._all if item.part == part)
+            named = [f"name={name!r}" for name in counting]
+            self._problems.append(
+                f"{item.label} has the name {part!r}, but nothing with that name writes "
+                f"{' or '.join(f'ctx.{name}' for name in counters)}; give it the name of the "
+                f"middleware that it belongs to: {', '.join([*named, 'or none'])}"
+            )
 
     def _check_owners(self) -> None:
         owners: dict[object, PlanItem] = {}

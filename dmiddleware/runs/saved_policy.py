@@ -23,6 +23,7 @@ __all__ = ["checkpoint_in", "load_into", "load_policy", "saved_policy"]
 def load_policy(
     path: str | Path,
     *,
+    name: str | None = None,
     policy: Policy | None = None,
     model: nn.Module | None = None,
     cuda: bool = False,
@@ -38,6 +39,8 @@ def load_policy(
     Args:
         path: the folder of a run, whose best policy is loaded (the final one, if it was never
             evaluated), or a checkpoint of :class:`~middleware.CkptSaver`.
+        name: the part of the chain that has learned it, in the folder of a run that has learned
+            several policies; None: the only one.
         policy: a policy of a class of your own, built as that of the run, which takes the state;
             None: the file describes the policy.
         model: the network, if it was a module of the program's own, which files cannot describe.
@@ -54,6 +57,7 @@ def load_policy(
             not known here; the message says what to do.
         ConfigError: for ``cuda=True`` without CUDA.
     """
+    path = checkpoint_in(path, name=name)
     if policy is None:
         return ActingPolicy(saved_policy(path, model=model, cuda=cuda))
     load_into(policy, path)
@@ -92,8 +96,12 @@ def load_into(policy: HasModes, path: str | Path) -> None:
     as_eval_mode(policy, user="load_policy").load_state_dict(load_checkpoint(checkpoint_in(path)))
 
 
-def checkpoint_in(path: str | Path) -> Path:
+def checkpoint_in(path: str | Path, *, name: str | None = None) -> Path:
     """Return the checkpoint of a run's folder: the best, or else the final one; a file as it is.
+
+    Args:
+        path: the folder, or the checkpoint.
+        name: the part of the chain whose policy it is; None: the whole chain.
 
     Raises:
         RunFolderError: if there is none.
@@ -104,13 +112,22 @@ def checkpoint_in(path: str | Path) -> Path:
         )
     path = Path(path)
     if path.is_file():
+        if name is not None:
+            raise RunFolderError(f"{path} is the checkpoint of one policy; leave out name={name!r}")
         return path
     if not path.is_dir():
         raise RunFolderError(f"{path} does not exist; pass a run's folder, or a checkpoint in it")
-    files = [path / "ckpt" / f"{name}.safetensors" for name in ("best", "final")]
+    folder = path / "ckpt" if name is None else path / "ckpt" / name
+    files = [folder / f"{which}.safetensors" for which in ("best", "final")]
     for file in files:
         if file.is_file():
             return file
+    parts = sorted({file.parent.name for file in path.glob("ckpt/*/*.safetensors")})
+    if parts:
+        raise RunFolderError(
+            f"{path} has no policy {'without a name' if name is None else repr(name)}; it has "
+            f"those of {', '.join(parts)}: load one of them with name={parts[0]!r}"
+        )
     raise RunFolderError(
         f"{path} has neither {' nor '.join(str(file.relative_to(path)) for file in files)}; put "
         "CkptSaver or Experiment into the chain"

@@ -38,6 +38,7 @@ class ModelExchangerSettings(PartSettings):
 
     def __post_init__(self) -> None:
         """Refuse a lag that the published copies cannot keep."""
+        super().__post_init__()
         self.require(
             self.max_policy_lag is None or self.max_policy_lag >= self.every_train_iter,
             "max_policy_lag",

@@ -46,7 +46,7 @@ class CkptSaverSettings(IntervalSettings, PartSettings):
 class CkptSaver(BaseMiddleware[RLContext], TakesSettings[CkptSaverSettings]):
     """Save the policy after its best evaluation so far, at intervals, and at the end of the run.
 
-    The folder ``ckpt`` of the run gets these files:
+    The folder ``ckpt`` of the run, or ``ckpt/red`` with ``name="red"``, gets these files:
 
     - ``best.safetensors``: the policy of the evaluation with the greatest finite value; of equal
       ones, the first. This is its whole state, with optimizer and counters. If the policy was
@@ -117,7 +117,7 @@ class CkptSaver(BaseMiddleware[RLContext], TakesSettings[CkptSaverSettings]):
             self._folder = Path(run).absolute()
         else:
             self._run = check_run_folder(run, user="CkptSaver")
-            self._folder = run.ckpt_dir
+            self._folder = run.ckpt_dir_of(settings.name)
         self.owns = (self._folder,)
         self._kept: deque[Path] = deque()
         self._interval = Interval(settings)
@@ -152,8 +152,8 @@ class CkptSaver(BaseMiddleware[RLContext], TakesSettings[CkptSaverSettings]):
         self._begin_iter = task.ctx.train_iter
         self._interval.start(task.ctx)
         self._last_eval_iter = task.ctx.last_eval_iter
-        if run is not None and run.best_ckpt.exists():
-            best = load_checkpoint(run.best_ckpt).get("last_eval_value", -math.inf)
+        if run is not None and self._path("best").exists():
+            best = load_checkpoint(self._path("best")).get("last_eval_value", -math.inf)
             self._remember(float(best))
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +96,8 @@ class ExperimentResult:
             includes the time up to the snapshot.
         evaluations: for each evaluation the env step (offline: the update) and the mean return.
         other_evaluations: the same of the evaluators that are not primary, by their names.
+        parts: the outcomes of the named parts of the chain, by name.
+        part: the name of the part of which it is the outcome; None: the whole chain.
     """
 
     path: Path
@@ -109,11 +111,13 @@ class ExperimentResult:
     other_evaluations: Mapping[str, tuple[tuple[int, float], ...]] = dataclasses.field(
         default_factory=dict, kw_only=True
     )
+    parts: Mapping[str, ExperimentResult] = dataclasses.field(default_factory=dict, kw_only=True)
+    part: str | None = dataclasses.field(default=None, kw_only=True)
 
     @property
     def ckpt(self) -> Path:
         """The checkpoint of the best evaluation; without evaluations, the final one."""
-        return _best_ckpt(RunFolder(self.path))
+        return _best_ckpt(RunFolder(self.path), self.part)
 
     def load_best(self) -> dict[str, Any]:
         """Return the policy's state in :attr:`ckpt`."""
@@ -128,23 +132,28 @@ class ExperimentResult:
         Raises:
             OSError: if it cannot be written; an earlier file is intact.
         """
-        names = [
-            field.name for field in dataclasses.fields(ExperimentResult) if field.name != "path"
-        ]
+        _write_json(RunFolder(self.path).result_path, self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        named = ["path", "part", "parts", *(["train_s"] if self.part is not None else [])]
+        names = [field.name for field in dataclasses.fields(self) if field.name not in named]
         fields = {name: getattr(self, name) for name in names}
-        _write_json(RunFolder(self.path).result_path, fields)
+        parts = {name: result._fields() for name, result in self.parts.items()}
+        return fields | ({"parts": parts} if parts else {})
 
     def __str__(self) -> str:
+        parts = "".join(f"{name}: {result._summary()}; " for name, result in self.parts.items())
+        whole = self._summary()
+        return f"{parts}{whole} in {self.train_s:.1f} s; files in {printable(self.path)}/"
+
+    def _summary(self) -> str:
         returns = (
             ""
             if math.isnan(self.mean_return)
             else f"mean return {self.mean_return:.1f} over {self.n_episode} fresh episodes of the "
             "best policy, "
         )
-        return (
-            f"{returns}after {self.env_step:,} env steps and {self.train_iter:,} updates in "
-            f"{self.train_s:.1f} s; files in {printable(self.path)}/"
-        )
+        return f"{returns}after {self.env_step:,} env steps and {self.train_iter:,} updates"
 
 
 @runtime_checkable
@@ -198,7 +207,8 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
     Args:
         name: the name of a new folder, or a path below ``root`` (see :meth:`RunFolder.create`); to
             resume a run, its folder: ``RunFolder.create("cartpole", resume=True)``.
-        policy: the policy.
+        policy: the policy; in a chain whose parts have names, the policy of each part that learns
+            one, as in ``{"red": attacker, "blue": defender}``.
         settings: the options, each by keyword; see :class:`ExperimentSettings`.
 
     Reads:
@@ -217,9 +227,19 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
     settings: ExperimentSettings
 
     @takes_options(ExperimentSettings)
-    def __init__(self, name: str | RunFolder, policy: Policy, settings: ExperimentSettings) -> None:
+    def __init__(
+        self,
+        name: str | RunFolder,
+        policy: Policy | Mapping[str, Policy],
+        settings: ExperimentSettings,
+    ) -> None:
         hint = "build one first, for example with DQNPolicy.for_env(env)"
-        self._policy = check_instance(policy, Policy, user="Experiment", hint=hint)
+        self._policies: dict[str | None, Policy] = {
+            part: check_instance(learned, Policy, user="Experiment", hint=hint)
+            for part, learned in (
+                policy.items() if isinstance(policy, Mapping) else [(None, policy)]
+            )
+        }
         self.settings = settings
         self.run = (
             name if isinstance(name, RunFolder) else RunFolder.create(name, root=settings.root)
@@ -241,7 +261,7 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         self._config: dict[str, Any] = {}
         self._chain: list[dict[str, Any]] = []
         self._envs: dict[str, Any] = {}
-        self._evaluator: InteractionEvaluator | None = None
+        self._evaluators: dict[str | None, InteractionEvaluator | None] = {}
         self._metric = EVALUATION
         self._task: Task[Any] | None = None
         self._cleanup = ExitStack()
@@ -261,17 +281,32 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
 
     def bind(self, chain: ChainView) -> None:
         """Find the evaluator, the limits and the settings of the chain."""
-        self._evaluator = primary_evaluator(chain)
-        self._metric = f"{evaluation_prefixes(chain)[0]}/return_mean"
-        self._config = {**_named(type(self._policy)), **plain_values(self._policy.cfg)}
-        self._chain = [{middleware_name(link): _written(link)} for link in chain.middleware]
-        self._envs = _envs_of(chain, self._evaluator)
+        self._evaluators = {part: primary_evaluator(chain.of(part)) for part in self._policies}
+        first = next(iter(self._policies))
+        prefix = evaluation_prefixes(chain.of(first))[0]
+        self._metric = f"{prefix if first is None else f'{first}/{prefix}'}/return_mean"
+        configs = {
+            part: {**_named(type(policy)), **plain_values(policy.cfg)}
+            for part, policy in self._policies.items()
+        }
+        self._config = configs[None] if None in configs else {str(p): configs[p] for p in configs}
+        self._chain = [{middleware_name(link): _written(link)} for link in chain.whole.middleware]
+        self._envs = _envs_of(chain.whole, self._evaluators[first])
         for part in (self._logger, self._curve, self._bar):
             part.bind(chain)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Refuse an interval in a counter that the chain does not have."""
-        return self._logger.preflight(chain)
+        """Refuse an interval in a counter that the chain lacks, and policies of other parts."""
+        yield from self._logger.preflight(chain)
+        learning = [p for p in (None, *chain.parts) if chain.of(p).writes("train_output")] or [None]
+        missing = [part for part in self._policies if part not in learning]
+        further = [part for part in learning if part not in self._policies]
+        if missing or (further and None not in self._policies):
+            yield (
+                f"it records {_named_parts(self._policies)}, but the chain learns "
+                f"{_named_parts(learning)}; give it each policy by the name of its part, as in "
+                'Experiment("name", {"red": policy, "blue": policy})'
+            )
 
     def setup(self, task: Task[Any]) -> None:
         """Start the log, and set up the parts that are for this process.
@@ -282,7 +317,12 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         self.run.lock(task)
         self._task = task
         parts: dict[str, BaseMiddleware[RLContext]] = {
-            "checkpoints": CkptSaver(self._policy, self.run),
+            **{
+                "checkpoints" if part is None else f"checkpoints:{part}": CkptSaver(
+                    policy, self.run, name=part
+                )
+                for part, policy in self._policies.items()
+            },
             "logger": self._logger,
             "curve": self._curve,
             "final_ctx": FinalCtxSaver(self.run),
@@ -291,12 +331,12 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         self._parts = {
             name: part
             for name, part in parts.items()
-            if name == "logger" or any(map(task.has_role, Declarations.of(part).roles))
+            if name == "logger" or any(map(_seen_by(part, task).has_role, _roles_of(part)))
             if task.rank == 0 or not Declarations.of(part).lead_only
         }
         # The first part is the first on the way back.
         self._recorders = Chain(
-            CompiledMiddleware(part, middleware_name(part))
+            CompiledMiddleware(_on_its_context(part), middleware_name(part))
             for part in reversed(self._parts.values())
         )
         seed_libraries(task.seed_for("libraries"))
@@ -304,7 +344,7 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         self._cleanup.enter_context(RunLog(self.run.log_path))
         self._save_config(task)
         for part in self._parts.values():
-            part.setup(task)
+            part.setup(_seen_by(part, task))
 
     def _save_config(self, task: Task[Any]) -> None:
         if not self.run.is_lead:
@@ -314,7 +354,7 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
             **({} if call is None else {"program": call.program, "arguments": call.plain()}),
             **_launch_of(node),
             "seed": task.seed,
-            "algorithm": type(self._policy).__name__,
+            "algorithm": ", ".join(type(policy).__name__ for policy in self._policies.values()),
             **self._envs,
             "policy": self._config,
             "chain": self._chain,
@@ -365,9 +405,9 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
                     closing.callback(part.close)
             train_s = self._train_s
             # What is left if the final evaluation fails, or the process is killed meanwhile.
-            self._save_result(self._make_result(task, train_s, [], []), task)
-            best, last = self._judge(task)
-            self._save_result(self._make_result(task, train_s, best, last), task)
+            self._save_result(self._make_result(task, train_s, {}), task)
+            returns = {part: self._judge(part, task) for part in self._policies}
+            self._save_result(self._make_result(task, train_s, returns), task)
             if self.run.is_lead and task.stopped_ok:
                 self._print(str(self._result))
             if self.run.is_lead and is_signal_reason(task.stop_reason):
@@ -414,20 +454,22 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
     def _train_s(self) -> float:
         return self._earlier_s + self.run.age_s
 
-    def _judge(self, task: Task[Any]) -> tuple[list[float], list[float]]:
+    def _judge(self, part: str | None, whole_task: Task[Any]) -> tuple[list[float], list[float]]:
         """Return the returns of the best and of the last policy in fresh episodes.
 
         They are empty without an evaluator, in other processes, and after an error or a signal.
         """
+        task = whole_task if part is None else whole_task.part(part)
         interrupted = (task.stop_reason or "").startswith("received SIG")
         judges = self.run.is_lead and task.stopped_ok and not interrupted
-        if self._evaluator is None or not judges:
+        evaluator = self._evaluators.get(part)
+        if evaluator is None or not judges or not task.has_role(Role.LEARNER):
             return [], []
         seed = task.seed_for("fresh episodes")
-        states = [load_checkpoint(path_in(self.run)) for path_in in (_best_ckpt, _final_ckpt)]
-        best = last = self._fresh_returns(self._evaluator, states[0], seed)
+        states = [load_checkpoint(path_in(self.run, part)) for path_in in (_best_ckpt, _final_ckpt)]
+        best = last = self._fresh_returns(evaluator, states[0], seed)
         if not _is_same_policy(*states):
-            last = self._fresh_returns(self._evaluator, states[1], seed)
+            last = self._fresh_returns(evaluator, states[1], seed)
             if task.ctx.last_eval_iter < task.ctx.train_iter and _mean(last) > _mean(best):
                 _log.warning(
                     "the last policy has a mean return of %.1f in fresh episodes, and the best "
@@ -435,15 +477,32 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
                     "in %s; evaluate more often, so that it can be the best",
                     _mean(last),
                     _mean(best),
-                    _final_ckpt(self.run),
+                    _final_ckpt(self.run, part),
                 )
         return best, last
 
     def _make_result(
-        self, task: Task[Any], train_s: float, best: list[float], last: list[float]
+        self,
+        task: Task[Any],
+        train_s: float,
+        returns: Mapping[str | None, tuple[list[float], list[float]]],
     ) -> ExperimentResult:
+        """Return the result.
+
+        Args:
+            task: the task.
+            train_s: the duration of the run in seconds.
+            returns: those of the best and of the last policy, by the part that has learned it.
+        """
         curve = self._curve if "curve" in self._parts else None
+        best, last = returns.get(None, ([], []))
+        parts = {
+            part: self._result_of(part, task, train_s, returns.get(part, ([], [])))
+            for part in self._policies
+            if part is not None
+        }
         return ExperimentResult(
+            parts=parts,
             path=self.run.path,
             mean_return=_mean(best),
             last_return=_mean(last),
@@ -458,6 +517,24 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
                     curve.other_evaluations if curve is not None else {}
                 ).items()
             },
+        )
+
+    def _result_of(
+        self, part: str, task: Task[Any], train_s: float, returns: tuple[list[float], list[float]]
+    ) -> ExperimentResult:
+        """Return the result of a named part."""
+        ctx, (best, last) = task.ctx.part(part), returns
+        has_curve = "curve" in self._parts
+        return ExperimentResult(
+            part=part,
+            path=self.run.path,
+            mean_return=_mean(best),
+            last_return=_mean(last),
+            n_episode=len(best),
+            env_step=ctx.env_step if isinstance(ctx, OnlineRLContext) else 0,
+            train_iter=ctx.train_iter,
+            train_s=train_s,
+            evaluations=tuple(self._curve.evaluations_of(part)) if has_curve else (),
         )
 
     def _save_result(self, result: ExperimentResult, task: Task[Any]) -> None:
@@ -519,13 +596,37 @@ class FinalCtxSaver(BaseMiddleware[Context]):
         if self._task is None:
             return
         task, self._task = self._task, None
-        fields = {
-            name: value
-            for name, value in task.ctx.state_dict()["values"].items()
-            if isinstance(value, bool | int | float | str | None)
-        }
+        fields = _plain_fields(task.ctx)
+        if task.ctx.parts:
+            fields["parts"] = {name: _plain_fields(part) for name, part in task.ctx.parts.items()}
         with self._best_effort:
             _write_json(self._path, {**fields, "stop_reason": task.stop_reason})
+
+
+def _named_parts(parts: Iterable[str | None]) -> str:
+    names = ["a policy without a name" if part is None else f"that of {part!r}" for part in parts]
+    return " and ".join(names)
+
+
+def _plain_fields(ctx: Context) -> dict[str, Any]:
+    """Return the kept fields that JSON can represent."""
+    values = ctx.state_dict()["values"].items()
+    return {n: value for n, value in values if isinstance(value, bool | int | float | str | None)}
+
+
+def _seen_by(part: BaseMiddleware[Any], task: Task[Any]) -> Task[Any]:
+    """Return the task as a middleware of a part of its chain sees it."""
+    return task if part.part_name is None else task.part(part.part_name)
+
+
+def _on_its_context(part: BaseMiddleware[Any]) -> Callable[[Any], object]:
+    """Return a middleware that takes the context of the whole chain."""
+    name = part.part_name
+    return part if name is None else lambda ctx: part(ctx.part(name))
+
+
+def _roles_of(part: object) -> Collection[str]:
+    return Declarations.of(part).roles
 
 
 def _envs_of(chain: ChainView, evaluator: InteractionEvaluator | None) -> dict[str, Any]:
@@ -613,12 +714,13 @@ def _mean(returns: list[float]) -> float:
     return sum(returns) / len(returns) if returns else math.nan
 
 
-def _best_ckpt(run: RunFolder) -> Path:
-    return run.best_ckpt if run.best_ckpt.exists() else _final_ckpt(run)
+def _best_ckpt(run: RunFolder, part: str | None) -> Path:
+    path = run.ckpt_dir_of(part) / "best.safetensors"
+    return path if path.exists() else _final_ckpt(run, part)
 
 
-def _final_ckpt(run: RunFolder) -> Path:
-    return run.ckpt_dir / "final.safetensors"
+def _final_ckpt(run: RunFolder, part: str | None) -> Path:
+    return run.ckpt_dir_of(part) / "final.safetensors"
 
 
 def _write_json(path: Path, fields: Mapping[str, Any]) -> None:

@@ -74,7 +74,7 @@ class Holder:
             system=_system(),
             pid=os.getpid(),
             started=_started(os.getpid()) or "",
-            task=f"{id(task):x}",
+            task=f"{id(task.whole):x}",
             name=task.name,
             since=time.strftime("%Y-%m-%d %H:%M:%S"),
             run="" if node is None else node.run_id,

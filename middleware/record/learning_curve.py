@@ -42,6 +42,7 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
 
     It shows the mean returns of evaluations, a line for each evaluator, and the returns of the
     collected episodes as mean, lowest and highest in each of up to 200 equal parts of the run.
+    Named parts of the chain have lines of their own, over their own counters.
     Returns that are not finite are left out. If the picture cannot be written, a warning says so.
 
     The evaluations are those in ``metrics.jsonl``, which a :class:`~middleware.MetricsLogger` of
@@ -77,7 +78,7 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
         self._axis = "env_step"
         self._prefixes: tuple[str, ...] = ("eval",)
         self._metrics: MetricsFile | None = None
-        self._training = _BinnedReturns()
+        self._training = {"": _BinnedReturns()}  # by part; that of the whole chain is empty
         self._best_effort = BestEffort(f"write the learning curve {run.curve_path}", Exception)
         self.owns = (run.curve_path,)
 
@@ -91,15 +92,21 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
         """The same of the evaluators that are not primary, by their names."""
         return {prefix: self._evaluations_of(prefix) for prefix in self._prefixes[1:]}
 
-    def _evaluations_of(self, prefix: str) -> list[tuple[int, float]]:
+    def evaluations_of(self, part: str) -> list[tuple[int, float]]:
+        """The same of the evaluator of a named part, at the counters of the part."""
+        return self._evaluations_of("eval", f"{part}/")
+
+    def _evaluations_of(self, prefix: str, part: str = "") -> list[tuple[int, float]]:
         rows = [] if self._metrics is None else self._metrics.rows()
-        name = f"{prefix}/return_mean"
-        pairs = [(row.get(self._axis), row[name]) for row in rows if name in row]
+        name, axis = f"{part}{prefix}/return_mean", part + self._axis
+        pairs = [(row.get(axis), row[name]) for row in rows if name in row]
         return [(at, math.nan if value is None else value) for at, value in pairs if at is not None]
 
     def bind(self, chain: ChainView) -> None:
         """Find the evaluators, whose returns it draws."""
-        self._prefixes = evaluation_prefixes(chain)
+        self._prefixes = evaluation_prefixes(chain.of(None))
+        for part in chain.parts:
+            self._training.setdefault(part, _BinnedReturns())
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject a chain whose evaluations no logger writes."""
@@ -120,25 +127,31 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Keep the training returns of the step, on its way back."""
         yield
-        training = ctx.logged.get("collect/return_mean")
-        if training is not None:
-            self._training.add(getattr(ctx, self._axis), training)
+        for name, curve in self._training.items():
+            part = ctx.part(name) if name else ctx
+            training = part.logged.get("collect/return_mean")
+            if training is not None:
+                curve.add(getattr(part, self._axis), training)
 
     def close(self) -> None:
         """Draw the picture, if there are any returns."""
         evaluations = self.evaluations
         others = {name: curve for name, curve in self.other_evaluations.items() if curve}
-        if self._training or evaluations or others:
+        others |= {name: self.evaluations_of(name) for name in self._training if name}
+        if any(self._training.values()) or evaluations or any(others.values()):
             with self._best_effort:
                 self._draw({self._prefixes[0]: evaluations, **others})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training returns in parts; the logger has the position in its file."""
-        return {"training": self._training.state_dict()}
+        states = {name: curve.state_dict() for name, curve in self._training.items()}
+        whole = {"training": states.pop("")}
+        return whole | ({"parts": states} if states else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self._training.load_state_dict(state["training"])
+        for name, training in {"": state["training"], **state.get("parts", {})}.items():
+            self._training[name].load_state_dict(training)
 
     def _draw(self, evaluations: Mapping[str, list[tuple[int, float]]]) -> None:
         # Not a pyplot figure, which would change global state and might open a window.
@@ -147,10 +160,13 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
         figure = Figure(figsize=(8, 4.5), dpi=110)
         # A layout engine would draw everything twice, to measure it.
         axes = figure.add_axes(_AXES)
-        if self._training:
-            at, mean, low, high = self._training.table()
-            axes.fill_between(at, low, high, color="tab:blue", alpha=0.15, linewidth=0)
-            axes.plot(at, mean, color="tab:blue", linewidth=1, label="training episodes")
+        for number, (name, training) in enumerate(self._training.items()):
+            if training:
+                at, mean, low, high = training.table()
+                color = f"C{number}" if name else "tab:blue"
+                label = f"training episodes {name}".strip()
+                axes.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
+                axes.plot(at, mean, color=color, linewidth=1, label=label)
         for number, (prefix, points) in enumerate(evaluations.items(), 1):
             if points:
                 at, value = np.array(points).T

@@ -64,6 +64,10 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
     the file. In a run of several processes, TensorBoard also gets the router's totals by event
     (``router/event/…``) and by peer (``router/node…``).
 
+    The metrics of a named part of the chain begin with its name (``red/learn/…``,
+    ``red/eval/…``). Each line also has its counters (``red/env_step``, ``red/train_iter``), over
+    which TensorBoard draws them; those without a name are the sums over all parts.
+
     The position in the chain does not matter, because it works on the way back. In a run of several
     processes each one writes its metrics to a separate folder. A folder has one logger: with an
     :class:`~middleware.Experiment`, which has its own, give the interval to that.
@@ -104,9 +108,10 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
         self._spelled: dict[str, str] = {}  # the names so far, by themselves in lower case
         self._warned: set[str] = set()
         self._others: dict[str, Any] = {}
-        self._unread: list[UpdateOutput] = []
+        self._unread: list[tuple[str, UpdateOutput]] = []
         self._on_device: list[tuple[str, torch.Tensor]] = []  # scalars that nobody has read
         self._at: dict[str, int] = {}  # the counters now
+        self._parts: tuple[str, ...] = ()  # what the metrics of parts begin with
         self._before: dict[str, int] = {}  # those of the last write, and when it was
         self._written_at = 0.0
         self._started: float | None = None
@@ -115,7 +120,8 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
 
     def bind(self, chain: ChainView) -> None:
         """Find the evaluators."""
-        self._prefixes = evaluation_prefixes(chain)
+        self._prefixes = evaluation_prefixes(chain.of(None))
+        self._parts = tuple(f"{name}/" for name in chain.parts)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Refuse an interval in a counter that the chain does not have."""
@@ -139,31 +145,50 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
         yield
         for name, value in ctx.logged.items():
             self._note_logged(name, value)
+        self._at = self._counts(ctx)
+        for prefix in self._parts:
+            self._at |= self._counts(ctx.part(prefix[:-1]), prefix)
+        self._note_learning(ctx)
+        for prefix in self._parts:
+            self._note_learning(ctx.part(prefix[:-1]), prefix)
+        if self._interval.is_due(ctx):
+            self._log_rates(ctx)
+            self._flush()
+
+    def _note_learning(self, ctx: RLContext, part: str = "") -> None:
+        """Note the outputs of the learner of a part, and write the evaluations.
+
+        Args:
+            ctx: the context of the part.
+            part: what its metrics begin with; empty: it is the whole chain.
+        """
         output = ctx.train_output
         if output is not None:
             for item in output if isinstance(output, list) else [output]:
                 if isinstance(item, UpdateOutput):
                     # Reading it waits for the GPU.
-                    self._unread.append(item)
+                    self._unread.append((part, item))
                 else:
-                    self._add_output(item)
-        self._at = self._counts(ctx)
+                    self._add_output(item, part)
         if ctx.eval_value is not None:
             output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}
             of_primary = {**output, "return_mean": ctx.eval_value}
-            self._write_evaluation(self._prefixes[0], of_primary, ctx.train_iter)
+            prefix = f"{part}eval" if part else self._prefixes[0]
+            self._write_evaluation(prefix, of_primary, ctx.train_iter, part)
         for prefix, output in ctx.other_evaluations.items():
-            self._write_evaluation(prefix, output, ctx.train_iter)
-        if self._interval.is_due(ctx):
-            self._log_rates(ctx)
-            self._flush()
+            self._write_evaluation(f"{part}{prefix}", output, ctx.train_iter, part)
+
+    def _part_of(self, name: str) -> str:
+        """Return what the metrics of the part begin with that a metric belongs to."""
+        return next((part for part in self._parts if name.startswith(part)), "")
 
     def _note_logged(self, name: str, value: Any) -> None:
+        kind = name.removeprefix(self._part_of(name)) if self._parts else name
         if isinstance(value, torch.Tensor):
             self._on_device.append((name, value))
-        elif name in COUNTS:
+        elif kind in COUNTS:
             self._set_total(name, self._totals.get(name, 0.0) + value)
-        elif name in TOTALS:
+        elif kind in TOTALS:
             self._set_total(name, self._offset(name, value) + value)
         else:
             self._add(name, value)
@@ -197,7 +222,11 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
         self._sums = {name: list(entry) for name, entry in state.get("sums", {}).items()}
         self._others = dict(state.get("others", {}))
         self._totals = dict(state.get("totals", {}))
-        self._resumed = {name: self._totals[name] for name in TOTALS & self._totals.keys()}
+        self._resumed = {
+            name: total
+            for name, total in self._totals.items()
+            if name.removeprefix(self._part_of(name)) in TOTALS
+        }
         self._offsets.clear()
         if "before" in state:
             self._before = dict(state["before"])
@@ -208,8 +237,9 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
         now = self._clock.now()
         return self._earlier_s + now - (now if self._started is None else self._started)
 
-    def _counts(self, ctx: RLContext) -> dict[str, int]:
-        return {name: getattr(ctx, name) for name in dict.fromkeys((self._axis, "train_iter"))}
+    def _counts(self, ctx: RLContext, part: str = "") -> dict[str, int]:
+        names = dict.fromkeys((self._axis, "train_iter"))
+        return {f"{part}{name}": getattr(ctx, name) for name in names}
 
     def _write_row(self, metrics: Mapping[str, float]) -> None:
         time_s = round(self._time_s, 3)
@@ -248,16 +278,18 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
                 name,
             )
 
-    def _add_output(self, output: Mapping[str, Any]) -> None:
+    def _add_output(self, output: Mapping[str, Any], part: str) -> None:
         for key, value in output.items():
             number = as_number(value)
             if number is not None:
-                self._add(as_metric_name(f"learn/{key}"), number)
+                self._add(as_metric_name(f"{part}learn/{key}"), number)
             elif isinstance(key, str) and key.startswith("["):
-                self._others[key] = value
+                self._others[part + key] = value
 
-    def _write_evaluation(self, prefix: str, output: Mapping[str, Any], train_iter: int) -> None:
-        writer, at = self._run.tb_logger, self._at[self._axis]
+    def _write_evaluation(
+        self, prefix: str, output: Mapping[str, Any], train_iter: int, part: str
+    ) -> None:
+        writer, at = self._run.tb_logger, self._at[part + self._axis]
         values = {
             f"{prefix}/{name}": to_float(output[name])
             for name in _EVALUATION_METRICS
@@ -267,8 +299,8 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
             with self._videos:
                 gif = encode_video(output["video"], fps=_FPS)
                 add_gif(writer, f"{prefix}/video", gif, at)
-                path = self._run.video_path(at, prefix)
-                path.parent.mkdir(exist_ok=True)
+                path = self._run.video_path(self._at[self._axis], prefix)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(gif)
         for name, value in values.items():
             writer.add_scalar(name, value, at)
@@ -286,8 +318,9 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
         now = self._clock.now()
         elapsed = now - self._written_at
         if elapsed > 0:
-            for name, count in self._at.items():
-                self._add(f"speed/{name}_per_s", (count - self._before[name]) / elapsed)
+            for name in dict.fromkeys((self._axis, "train_iter")):
+                count = self._at[name] - self._before[name]
+                self._add(f"speed/{name}_per_s", count / elapsed)
         if ctx.task.router is not None:
             # There are too many totals for the text log.
             for name, total in ctx.task.router.counters().items():
@@ -296,8 +329,8 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
 
     def _read_outputs(self) -> None:
         unread, self._unread = self._unread, []
-        for output in unread:
-            self._add_output(output)
+        for part, output in unread:
+            self._add_output(output, part)
         if self._on_device:
             names, scalars = zip(*self._on_device, strict=True)
             self._on_device = []
@@ -308,23 +341,25 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
 
     def _flush(self) -> None:
         self._read_outputs()
-        writer, at = self._run.tb_logger, self._at[self._axis]
+        writer = self._run.tb_logger
         means = {name: total / count for name, (total, count) in self._sums.items()}
         written = dict(sorted((means | self._totals).items()))
         self._write_row(written)
         for name, value in written.items():
-            writer.add_scalar(name, value, at)
+            writer.add_scalar(name, value, self._at[self._part_of(name) + self._axis])
         for key, value in self._others.items():
-            kind, _, name = key.partition("]")
-            if kind == "[histogram":
+            head, _, name = key.partition("]")
+            part, _, kind = head.rpartition("[")
+            at = self._at[part + self._axis]
+            if kind == "histogram":
                 finite = _finite(value)
                 if len(finite):
-                    writer.add_histogram(f"learn/{name}", finite, at)
-            elif kind == "[scalars":
-                writer.add_scalars(f"learn/{name}", value, at)
+                    writer.add_histogram(f"{part}learn/{name}", finite, at)
+            elif kind == "scalars":
+                writer.add_scalars(f"{part}learn/{name}", value, at)
         writer.flush()
         text = ", ".join(f"{name} {short(value)}" for name, value in written.items())
-        _log.info("%s %d: %s", self._axis, at, text)
+        _log.info("%s %d: %s", self._axis, self._at[self._axis], text)
         self._sums.clear()
         self._others.clear()
         self._has_new_totals = False

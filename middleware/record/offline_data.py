@@ -34,6 +34,7 @@ class OfflineDataSaverSettings(PartSettings):
 
     def __post_init__(self) -> None:
         """Refuse rows without the end of episodes."""
+        super().__post_init__()
         self.require(
             self.columns is None or "done" in self.columns,
             "columns",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any
@@ -103,7 +103,9 @@ class ProgressBar(BaseMiddleware[RLContext], TakesSettings[ProgressBarSettings])
         self._clock: Clock = SystemClock()
         self._axis, self._unit = "env_step", "step"
         self._every_s = _REFRESH_S if self._console.is_terminal else settings.every_s
-        self._returns: deque[float] = deque(maxlen=_N_RETURNS)
+        self._returns: defaultdict[str, deque[float]] = defaultdict(
+            lambda: deque(maxlen=_N_RETURNS)
+        )  # by part; that of the whole chain is empty
         self._prefix = "eval"
         self._others: dict[str, float] = {}
         self._rate = _Rate()
@@ -116,8 +118,8 @@ class ProgressBar(BaseMiddleware[RLContext], TakesSettings[ProgressBarSettings])
 
     def bind(self, chain: ChainView) -> None:
         """Take the limits from the chain's TerminationChecker, and find the evaluators."""
-        self._limits = limits_of(chain)
-        self._prefix = evaluation_prefixes(chain)[0]
+        self._limits = limits_of(chain.of(None))
+        self._prefix = evaluation_prefixes(chain.of(None))[0]
 
     def setup(self, task: Task[Any]) -> None:
         """Show the bar."""
@@ -152,9 +154,10 @@ class ProgressBar(BaseMiddleware[RLContext], TakesSettings[ProgressBarSettings])
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Update the bar on the way back, if the interval has passed."""
         yield
-        train_return = ctx.logged.get("collect/return_mean")
-        if train_return is not None:
-            self._returns.append(train_return)
+        for name, part in {"": ctx, **ctx.parts}.items():
+            train_return = part.logged.get("collect/return_mean")
+            if train_return is not None:
+                self._returns[name].append(train_return)
         for prefix, output in ctx.other_evaluations.items():
             self._others[prefix] = output["return_mean"]
         now = self._clock.now()
@@ -180,11 +183,14 @@ class ProgressBar(BaseMiddleware[RLContext], TakesSettings[ProgressBarSettings])
 
     def recent_returns(self) -> dict[str, Any]:
         """Return the returns that it shows and the context does not have, for a snapshot."""
-        return {"training": list(self._returns), "evaluations": dict(self._others)}
+        parts = {name: list(returns) for name, returns in self._returns.items()}
+        training = parts.pop("", [])
+        return {"training": training, "evaluations": dict(self._others), "parts": parts}
 
     def show_returns(self, returns: Mapping[str, Any]) -> None:
         """Show what :meth:`recent_returns` returned, until there are newer ones."""
-        self._returns.extend(returns["training"])
+        for name, values in {"": returns["training"], **returns.get("parts", {})}.items():
+            self._returns[name].extend(values)
         self._others.update(returns["evaluations"])
 
     def _counts(self, ctx: RLContext) -> tuple[int, int]:
@@ -214,13 +220,16 @@ class ProgressBar(BaseMiddleware[RLContext], TakesSettings[ProgressBarSettings])
 
     def _returns_of(self, ctx: RLContext) -> str:
         """Return the mean return of the last training episodes, and the returns of evaluations."""
-        parts = []
-        if self._returns:
-            parts.append(f"return {sum(self._returns) / len(self._returns):.1f}")
-        if math.isfinite(ctx.last_eval_value):
-            parts.append(f"{self._prefix} {ctx.last_eval_value:.1f}")
-        parts += [f"{prefix} {value:.1f}" for prefix, value in self._others.items()]
-        return " ".join(parts) or "return -"
+        texts = []
+        for name, part in {"": ctx, **ctx.parts}.items():
+            prefix = f"{name} " if name else ""
+            if returns := self._returns[name]:
+                texts.append(f"{prefix}return {sum(returns) / len(returns):.1f}")
+            if math.isfinite(part.last_eval_value):
+                evaluation = f"{name} eval" if name else self._prefix
+                texts.append(f"{evaluation} {part.last_eval_value:.1f}")
+        texts += [f"{prefix} {value:.1f}" for prefix, value in self._others.items()]
+        return " ".join(texts) or "return -"
 
 
 def _growth(then: tuple[float, int, int], now: tuple[float, int, int]) -> tuple[float, float]:

@@ -139,6 +139,21 @@ class RunFolder(Closing):
             raise unwritable(path, error) from error
         return path
 
+    def ckpt_dir_of(self, part: str | None) -> Path:
+        """Return the folder of the checkpoints of a named part of the chain, which is made.
+
+        Args:
+            part: its name; None: the whole chain.
+        """
+        if part is None:
+            return self.ckpt_dir
+        path = self.ckpt_dir / part
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise unwritable(path, error) from error
+        return path
+
     @property
     def best_ckpt(self) -> Path:
         """The path where CkptSaver saves the policy of the best evaluation."""

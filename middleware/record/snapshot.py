@@ -166,20 +166,22 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
         for name, part in saved.items():
             if not isinstance(part, Stateful):
                 yield f"it cannot save {name}, which has no state_dict()"
-        yield from _unsaveable(saved, chain)
+        yield from _unsaveable(saved, chain.whole)
 
     def _parts_of(self, chain: ChainView) -> tuple[dict[str, Any], set[str]]:
         """Return all parts by name, and the names of those in use in the roles of this process.
 
         A part has the same name in all processes, whatever their roles.
         """
+        chain = chain.whole
         parts: dict[str, Any] = dict(self._further)
         used = set(parts)
         names: Counter[str] = Counter()
         for component in stock_middleware(chain):
             is_active = any(component is active for active in chain.active)
             for name, part in component.snapshot_parts.items():
-                path = f"{middleware_name(component)}.{name}"
+                of_part = "" if component.part_name is None else f":{component.part_name}"
+                path = f"{middleware_name(component)}{of_part}.{name}"
                 # Modes are new objects each time, but compare equal.
                 key = next(
                     (

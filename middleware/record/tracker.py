@@ -181,7 +181,7 @@ class Tracker(BaseMiddleware[RLContext]):
             sent: dict[str, Any] = dict(row)
             at = int(row[self._axis] or 0)
             for name in row:
-                prefix, _, metric = name.partition("/")
+                prefix, _, metric = name.rpartition("/")
                 video = self.folder.video_path(at, prefix)
                 if metric == _RETURN and video.exists():
                     sent[f"{prefix}/video"] = self.client.Video(str(video))
@@ -195,9 +195,11 @@ class Tracker(BaseMiddleware[RLContext]):
         with self._best_effort:
             name = f"{file_name(self.folder.name, _LONGEST // 2)}-{self._run_id}"
             artifact = self.client.Artifact(name, type="model")
-            files = sorted(self.folder.ckpt_dir.glob("*.safetensors"))
+            folder = self.folder.ckpt_dir
+            files = sorted(folder.rglob("*.safetensors"))
             for file in files:
-                artifact.add_file(str(file))
+                inside = {} if file.parent == folder else {"name": str(file.relative_to(folder))}
+                artifact.add_file(str(file), **inside)
             if files:
                 run.log_artifact(artifact)
         with self._best_effort:

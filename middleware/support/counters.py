@@ -32,14 +32,17 @@ class RunCounters:
         }
         self.needed = always or bool(self._schedules)
         self._limits: dict[str, float] = {}
+        self._limits_of_whole: dict[str, float] = {}
 
     def bind(self, chain: ChainView) -> None:
-        """Take the limits of the chain."""
+        """Take the limits of the chain, and of the whole chain if it is a part."""
         self._limits = _counted_limits(chain)
+        if chain.part is not None:
+            self._limits_of_whole = _counted_limits(chain.of(None))
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Refuse schedules by a counter that the chain does not have."""
-        has_limits = bool(_counted_limits(chain))
+        has_limits = bool(_counted_limits(chain) or _counted_limits(chain.of(None)))
         for name, schedule in self._schedules.items():
             if schedule.by == "env_step" and not isinstance(chain.context, OnlineRLContext):
                 yield (
@@ -55,9 +58,11 @@ class RunCounters:
     def of(self, ctx: RLContext) -> Counters:
         """Return the counters of a context."""
         progress = None
-        if self._limits:
-            parts = (getattr(ctx, name) / limit for name, limit in self._limits.items())
-            progress = min(max(parts), 1.0)
+        if self._limits or self._limits_of_whole:
+            reached = [getattr(ctx, name) / limit for name, limit in self._limits.items()]
+            whole = self._limits_of_whole.items()
+            reached += [getattr(ctx.whole, name) / limit for name, limit in whole]
+            progress = min(max(reached), 1.0)
         env_step = ctx.env_step if isinstance(ctx, OnlineRLContext) else None
         return Counters(env_step, ctx.train_iter, progress)
 

@@ -28,7 +28,7 @@ class Restaurant(Context):
 
 
 def cook(part: str | None, dishes: int = 1) -> Any:
-    @middleware(part=part, writes=("meal", "dishes"))
+    @middleware(part_name=part, writes=("meal", "dishes"))
     def cook(ctx: Kitchen) -> None:
         ctx.meal = f"{ctx.cook}'s meal"
         ctx.dishes += dishes
@@ -38,7 +38,7 @@ def cook(part: str | None, dishes: int = 1) -> Any:
 
 
 def eat(part: str | None, eaten: list[str | None]) -> Any:
-    @middleware(part=part, reads=("meal",))
+    @middleware(part_name=part, reads=("meal",))
     def eat(ctx: Kitchen) -> None:
         eaten.append(ctx.meal)
 
@@ -114,7 +114,7 @@ def test_the_chain_counts_what_all_parts_count() -> None:
 
 
 def test_what_is_counted_on_the_way_back_counts() -> None:
-    @middleware(part="red")
+    @middleware(part_name="red")
     def wash(ctx: Kitchen) -> Iterator[None]:
         ctx.dishes += 1
         assert ctx.whole.dishes == 4 * ctx.total_step
@@ -128,7 +128,7 @@ def test_what_is_counted_on_the_way_back_counts() -> None:
 
 def test_a_middleware_of_a_part_works_on_the_context_and_the_task_of_the_part() -> None:
     class Cook:
-        part = "red"
+        part_name = "red"
 
         def bind(self, chain: ChainView) -> None:
             self.bound = chain
@@ -202,7 +202,7 @@ def test_a_middleware_of_no_part_can_declare_what_it_writes_for_parts() -> None:
 def test_a_middleware_joins_a_part_that_others_belong_to() -> None:
     eaten: list[str | None] = []
 
-    @middleware(joins="red")
+    @middleware(joins_part="red")
     def taste(ctx: Kitchen) -> None:
         eaten.append(ctx.meal)
 
@@ -283,11 +283,11 @@ def test_the_state_of_a_chain_without_parts_is_what_it_was() -> None:
 def test_the_states_of_middleware_are_kept_apart_by_their_parts() -> None:
     class Pot:
         def __init__(self, part: str | None) -> None:
-            self.part = part
+            self.part_name = part
             self.filled = ""
 
         def __call__(self, ctx: Context) -> None:
-            self.filled = str(self.part)
+            self.filled = str(self.part_name)
 
         def state_dict(self) -> str:
             return self.filled
