@@ -258,17 +258,19 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
             infos = self._rules.reset(None, None).infos  # they may be there
             if self.takes_turns:
                 infos = dict(self._env.infos)
+        in_infos = any(ACTION_MASK in info for info in infos.values())
         masked = {}
         for team, (observation, action) in common.items():
-            some = any(ACTION_MASK in infos.get(agent, ()) for agent in self.teams[team])
-            if not (some or has_mask(observation)):
-                continue
-            if not isinstance(action, gym.spaces.Discrete):
+            if isinstance(action, gym.spaces.Discrete):
+                if in_infos or has_mask(observation):
+                    masked[team] = int(action.n)
+            elif has_mask(observation) or any(
+                ACTION_MASK in infos.get(agent, ()) for agent in self.teams[team]
+            ):
                 raise SpaceError(
                     f"the agents of team {team!r} have action masks, but take {action}; masks are "
                     "for Discrete actions"
                 )
-            masked[team] = int(action.n)
         return masked
 
 

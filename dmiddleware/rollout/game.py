@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, Self
 
 import gymnasium as gym
 import numpy as np
@@ -33,6 +33,7 @@ from dmiddleware.env.team import (
 )
 from dmiddleware.env.timestep import BoolArray
 from dmiddleware.errors import ConfigError, EnvStateError, SpaceError, StructureError
+from dmiddleware.process.closing import Closing
 from dmiddleware.registry import nearest
 from dmiddleware.settings import Convert, takes_options
 
@@ -101,7 +102,7 @@ def make_game(settings: GameSettings) -> Game:
     return Game(make_env_manager(EnvSettings(**options)))
 
 
-class Game:
+class Game(Closing):
     """Games of teams, ``E`` at once, that one env manager steps.
 
     ``game["red"]`` has the envs of a team. Its spaces are those of one agent, and each agent of
@@ -204,6 +205,10 @@ class Game:
     def closed(self) -> bool:
         """Whether the games are closed."""
         return self.env_manager.closed
+
+    def __enter__(self) -> Self:
+        self.launch()
+        return self
 
     def launch(self) -> None:
         """Make the games and reset them, unless they are launched already."""
