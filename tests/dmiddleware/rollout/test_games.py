@@ -167,17 +167,13 @@ def test_a_policy_with_a_memory_takes_one_step_of_it_with_each_turn():
     state = torch.cat([leaf.flatten(1) for _, leaf in leaves(rows["state"])], dim=1)
     assert rows["done"].tolist() == [False, True] * 4
     assert (state[0::2] == 0).all() and (state[1::2] != 0).any(-1).all()
-    inputs = {name: rows[name][0::2] for name in policy.act_inputs}
+    inputs = {name: rows[name][0::2] for name in policy.act_inputs if name in rows}
     output = policy.collect_mode.forward(
         rows["obs"][0::2], env_id=np.arange(4), state=rows["state"][0::2], **inputs, eps=0.0
     )
     after = torch.cat([leaf.flatten(1) for _, leaf in leaves(output["state"])], dim=1)
     torch.testing.assert_close(after, state[1::2])
     assert rows["reward"].tolist() == [111.0, 101.0] * 4
-
-
-def players_of(game, policy, pool):
-    return {"x": policy, "o": pool}
 
 
 @pytest.mark.parametrize("opponent", ["policy", "random", "pool", "frozen"])
@@ -197,12 +193,13 @@ def test_a_rollout_that_is_restored_goes_on_exactly(opponent):
     game, players, rollout, pool = build()
     rollout.collect(20, **kwargs)
     state = rollout.state_dict(), pool.state_dict()
-    modes = {team: mode.state_dict() for team, mode in rollout.modes.items()}
+    learning = {team: players[team].learn_mode for team in rollout.modes}
+    weights = {team: mode.state_dict() for team, mode in learning.items()}
     expected = [rollout.collect(20, **kwargs) for _ in range(2)]
     game.close()
     game, players, rollout, pool = build()
-    for team, mode in rollout.modes.items():
-        mode.load_state_dict(modes[team])
+    for team in rollout.modes:
+        players[team].learn_mode.load_state_dict(weights[team])
     pool.load_state_dict(state[1])
     rollout.load_state_dict(state[0])
     again = [rollout.collect(20, **kwargs) for _ in range(2)]
@@ -269,7 +266,7 @@ def test_games_are_counted_for_and_against_past_versions_and_hard_ones_are_drawn
         pool.record(0, "wins")
         pool.record(1, "losses")
     rng = np.random.default_rng(0)
-    assert [pool.draw(rng) for _ in range(20)].count(1) >= 18
+    assert [pool.draw(rng) for _ in range(40)].count(1) > 30
 
 
 def test_what_does_not_fit_the_teams_is_an_error_before_the_first_step():
