@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dmiddleware.errors import ConfigError
@@ -68,6 +68,17 @@ class TerminationChecker(BaseMiddleware[Context], TakesSettings[TerminationCheck
         self._elapsed_before = 0.0
         self._started: float | None = None
         self._task: Task[Any] | None = None
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse a limit over all parts where some of them are counted in other processes."""
+        task = chain.context.task
+        for name in chain.parts if self.part_name is None and self.reads else ():
+            if task.has_role(Role.LEARNER) and not task.part(name).has_role(Role.LEARNER):
+                yield (
+                    f"it limits {self.reads[0]} over all parts, but the part {name!r} learns in "
+                    f"another process, which counts it; limit it there, with name={name!r}, or by "
+                    "max_time_s"
+                )
 
     def setup(self, task: Task[Any]) -> None:
         """Stop a task that starts at a limit, such as a finished run that is resumed."""

@@ -44,7 +44,7 @@ from dmiddleware.launch.plan import (
 from dmiddleware.launch.platforms import Placement, count_copies, place, slurm_step
 from dmiddleware.launch.ports import free_ports, port_of_run
 from dmiddleware.launch.resources import check_resource_roles, local_shares, resources_of
-from dmiddleware.launch.roles import LEAD
+from dmiddleware.launch.roles import leads
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 from dmiddleware.launch.variables import node_variables
 from dmiddleware.process.signals import HeldSignals
@@ -383,7 +383,7 @@ def _request(options: LaunchOptions, placement: Placement, run_dir: Path) -> Lau
     topology = options.topology or default_topology(tuple(chain.from_iterable(roles_of_hosts)))
     hub_host = hub_index([tuple(chain.from_iterable(roles)) for roles in roles_of_hosts])
     has_hub = placement.index == hub_host
-    hubs = [index for index, names in enumerate(roles_of_hosts[hub_host]) if LEAD in names] or [0]
+    hubs = [index for index, names in enumerate(roles_of_hosts[hub_host]) if leads(names)] or [0]
     attach_to, ports, bind = options.attach_to, options.ports, options.bind
     joins = bool(attach_to)
     if placement.count == 1:

@@ -57,7 +57,7 @@ DEFAULT_PORT: Final = 25515
 outgoing connections (from 32768 on Linux, from 49152 elsewhere), which could otherwise take it."""
 
 _THIS_HOST: Final = "127.0.0.1"
-_ROLE: Final = re.compile(r"([A-Za-z][\w-]*)(?:=(\d+))?")
+_ROLE: Final = re.compile(r"([A-Za-z][\w-]*(?::[^=]*)?)(?:=(\d+))?")
 _UNSENT: Final = ("arguments", "env")
 """Options that are not sent to the nodes: their processes are started with them."""
 _UNRECORDED: Final = ("main", "arguments", "env", "attach_to")
@@ -210,7 +210,8 @@ class LaunchOptions(Settings):
     """Run a program of DI-engine as it is: ding, ditk and the old gym can be imported."""
     roles: Annotated[RoleCounts, AS_TUPLE, Flag(metavar="ROLE=N,...", read=parse_roles)] = ()
     """Number of processes per role, for example learner=1,collector=2,evaluator=1. A run has one
-    learner. With none, the program gives each process its role, with task.add_role."""
+    learner; a named part of its chain can have a process of its own, as in learner:red=1. With
+    none, the program gives each process its role, with task.add_role."""
     env: Annotated[_Texts, Flag(metavar="[ROLE:]NAME=VALUE", multiple=True)] = ()
     """An environment variable for all processes, for those of a role, or for one node id; may be
     given several times. For example, collector:CUDA_VISIBLE_DEVICES= hides the GPUs from the

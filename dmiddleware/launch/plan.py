@@ -19,13 +19,13 @@ from dmiddleware.errors import LaunchError, TopologyError
 from dmiddleware.launch.roles import (
     COORDINATOR,
     FEEDER,
-    KNOWN_ROLES,
     LEAD,
     UNDECIDED,
+    check_role,
     has_role,
+    leads,
     roles_by_position,
 )
-from dmiddleware.pipeline.middleware import misspelled_role
 from dmiddleware.router.protocol.topology import (
     NodeAddresses,
     Scheme,
@@ -175,6 +175,11 @@ class NodePlan:
     @property
     def learns(self) -> bool:
         """Whether the node is a learner, without which a run cannot succeed."""
+        return not self.decides and (not self.roles or leads(self.roles))
+
+    @property
+    def leads_run(self) -> bool:
+        """Whether it is the learner that decides what a run has one of, or one of its ranks."""
         return not self.decides and (not self.roles or LEAD in self.roles)
 
     def __str__(self) -> str:
@@ -322,15 +327,40 @@ def assign_roles(
     for name, count in roles:
         if count < 1:
             raise LaunchError(f"--roles: {name}={count} starts no process; leave the role out")
-        if name not in (*KNOWN_ROLES, UNDECIDED) and (near := misspelled_role(name, KNOWN_ROLES)):
-            raise LaunchError(f"--roles: unknown role {name!r}; did you mean {near}?")
-    by_role = tuple((name,) for name, count in roles for _ in range(count))
+        check_role(name)
+        if name != LEAD and leads((name,)) and count > 1:
+            raise LaunchError(
+                f"--roles: {name}={count} would learn one part in {count} processes; a part of its "
+                f"own learns in one, {name}=1"
+            )
+    by_role = _with_lead([(name,) for name, count in roles for _ in range(count)], n_hosts)
     if n_workers is not None and n_workers != len(by_role):
         raise LaunchError(
             f"--roles asks for {len(by_role)} processes, but --parallel-workers for {n_workers}; "
             "give only one of them"
         )
     return by_role
+
+
+def _with_lead(assigned: Sequence[tuple[str, ...]], n_hosts: int) -> tuple[tuple[str, ...], ...]:
+    """Give the first of the learners of parts the role of the learner, if no node has it.
+
+    Raises:
+        LaunchError: if other hosts have further learners, of which none would be the first.
+    """
+    of_parts = [index for index, names in enumerate(assigned) if leads(names)]
+    if not of_parts or has_role(LEAD, assigned):
+        return tuple(assigned)
+    first = of_parts[0]
+    if n_hosts > 1:
+        raise LaunchError(
+            f"--roles names {assigned[first][0]}, but no {LEAD}, and on several hosts it is not "
+            f"clear which process leads the run; add {LEAD}=1 on one of the hosts, which learns "
+            "the parts that have no process of their own"
+        )
+    return tuple(
+        (LEAD, *names) if index == first else names for index, names in enumerate(assigned)
+    )
 
 
 def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> list[NodePlan]:
@@ -506,7 +536,7 @@ def count_hubs(request: LaunchRequest) -> int:
 
 
 def _hubs(roles: Sequence[Sequence[str]]) -> list[int]:
-    return [index for index, names in enumerate(roles) if LEAD in names] or [0]
+    return [index for index, names in enumerate(roles) if leads(names)] or [0]
 
 
 def _role_index(request: LaunchRequest, index: int) -> int:
@@ -515,12 +545,12 @@ def _role_index(request: LaunchRequest, index: int) -> int:
 
 
 def _rank_plan(request: LaunchRequest, index: int) -> RankPlan | None:
-    hubs = _hubs(request.roles)
-    if LEAD not in request.roles[index]:
+    ranks = [number for number, names in enumerate(request.roles) if LEAD in names]
+    if index not in ranks:
         return None
     if has_role(COORDINATOR, (*request.roles, *request.elsewhere)):
         return None  # each learner then learns for itself
-    return RankPlan(hubs.index(index), len(hubs), request.rendezvous_port)
+    return RankPlan(ranks.index(index), len(ranks), request.rendezvous_port)
 
 
 def needs_key(plans: Sequence[NodePlan]) -> bool:
@@ -554,7 +584,7 @@ def _check_learners(request: LaunchRequest) -> None:
             f"each collector sends to one of the {learners} learners, so {collectors} would leave "
             f"some without data; use collector={learners} or more in --roles"
         )
-    if request.joins and (learners or () in request.roles):
+    if request.joins and (any(map(leads, request.roles)) or () in request.roles):
         raise LaunchError(
             "--attach-to joins a run that already has its learner; name other roles for the "
             "processes that join, for example --roles collector=2"

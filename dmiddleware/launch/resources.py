@@ -10,7 +10,7 @@ from typing import Final
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.options import Resources
 from dmiddleware.launch.plan import NodePlan
-from dmiddleware.launch.roles import UNDECIDED
+from dmiddleware.launch.roles import UNDECIDED, kind_of
 from dmiddleware.registry import nearest
 
 __all__ = ["check_resource_roles", "local_shares", "resources_of"]
@@ -28,7 +28,7 @@ def check_resource_roles(
     Raises:
         LaunchError: with the roles of the run.
     """
-    roles = list(dict.fromkeys(chain.from_iterable(assigned)))
+    roles = list(dict.fromkeys(map(kind_of, chain.from_iterable(assigned))))
     for role in resources:
         if roles in ([], [UNDECIDED]):
             raise LaunchError(
@@ -45,7 +45,8 @@ def resources_of(resources: Mapping[str, Resources], roles: Sequence[str]) -> di
     """Return what a process with these roles needs: the most of each that one of them needs."""
     amounts: dict[str, float] = {}
     for role in roles:
-        for name, amount in resources.get(role, {}).items():
+        of_role = resources.get(role) or resources.get(kind_of(role), {})
+        for name, amount in of_role.items():
             amounts[name] = max(amount, amounts.get(name, 0.0))
     return amounts
 

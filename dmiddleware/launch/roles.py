@@ -8,13 +8,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
+from dmiddleware.errors import LaunchError
+from dmiddleware.pipeline.context import is_part_name
+from dmiddleware.pipeline.middleware import misspelled_role
+
 __all__ = [
     "COORDINATOR",
     "FEEDER",
     "KNOWN_ROLES",
     "LEAD",
     "UNDECIDED",
+    "check_role",
     "has_role",
+    "kind_of",
+    "leads",
     "roles_by_position",
 ]
 
@@ -38,6 +45,36 @@ UNDECIDED: Final = "none"
 
 KNOWN_ROLES: Final = (LEAD, FEEDER, _OBSERVER, COORDINATOR, "aggregator")
 """Names that are not taken for a misspelling of another one."""
+
+
+def kind_of(role: str) -> str:
+    """Return the role without the part of the chain that it is for: that of ``learner:red``."""
+    return role.partition(":")[0]
+
+
+def leads(roles: Iterable[str]) -> bool:
+    """Return whether a node with these roles is a lead: of all parts, or of one (``learner:red``).
+
+    All nodes connect to the leads, and the run succeeds if they do. The one whose role is
+    :data:`LEAD` itself decides what a run has one of.
+    """
+    return any(kind_of(role) == LEAD for role in roles)
+
+
+def check_role(name: str) -> None:
+    """Refuse a misspelled role, or one for a part of the chain without a valid name.
+
+    Raises:
+        LaunchError: with what was meant.
+    """
+    kind, colon, part = name.partition(":")
+    if kind not in (*KNOWN_ROLES, UNDECIDED) and (near := misspelled_role(kind, KNOWN_ROLES)):
+        raise LaunchError(f"--roles: unknown role {name!r}; did you mean {near}{colon}{part}?")
+    if colon and (kind == UNDECIDED or not is_part_name(part)):
+        raise LaunchError(
+            f"--roles: {name!r} does not name a role for a part of the chain; write it as "
+            f"role:name, as in {LEAD}:red=1"
+        )
 
 
 def has_role(role: str, nodes: Iterable[Collection[str]]) -> bool:

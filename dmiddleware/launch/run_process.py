@@ -118,7 +118,7 @@ class _Reports:
 
     def update(self, children: Sequence[Child]) -> None:
         nodes = {child.plan.node_id: child.status for child in children}
-        hub = next((child for child in children if child.plan.learns), children[0])
+        hub = next((child for child in children if child.plan.leads_run), children[0])
         self._report = RunReport(nodes, hub.plan.node_id)
         has_ended = not any(child.alive for child in children)
         if time.monotonic() >= self._next or has_ended:

@@ -21,7 +21,7 @@ from dmiddleware.launch.other_nodes import OtherNodes, few_nodes
 from dmiddleware.launch.output import LogFile
 from dmiddleware.launch.pauses import Pauses
 from dmiddleware.launch.plan import NodeConfig
-from dmiddleware.launch.roles import LEAD
+from dmiddleware.launch.roles import leads
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.process.open_files import explained
 from dmiddleware.process.signals import ENDING_SIGNALS, SignalHandler, signal_reason
@@ -396,7 +396,7 @@ class Supervisor:
 
         That is the case once the learner has finished, or a node has ended together with the run.
         """
-        learners = [child for child in self.children if LEAD in child.plan.roles]
+        learners = [child for child in self.children if leads(child.plan.roles)]
         has_learned = bool(learners) and all(child.exit_code == 0 for child in learners)
         return has_learned or any(child.ended_with_run for child in self.children)
 
@@ -495,7 +495,7 @@ class Supervisor:
         """Return whether a node is the learner; without one, it has decided that the run ends."""
         if any(member.plan.learns for member in self.children):
             ranks = child.plan.ranks
-            return child.plan.learns and (ranks is None or ranks.rank == 0)
+            return child.plan.leads_run and (ranks is None or ranks.rank == 0)
         return child.status.decided_end
 
     def stop(self, reason: str) -> None:
@@ -638,7 +638,7 @@ def _repeats_at_each_start(child: Child) -> bool:
 
 def _has_lead(status: NodeStatus) -> bool:
     """Return whether a node is connected to a learner."""
-    return any(not roles or LEAD in roles for roles in status.peers.values())
+    return any(not roles or leads(roles) for roles in status.peers.values())
 
 
 def _log_name(config: NodeConfig) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.plan import NodePlan, RankPlan
-from dmiddleware.launch.roles import KNOWN_ROLES
+from dmiddleware.launch.roles import KNOWN_ROLES, kind_of
 from dmiddleware.pipeline.middleware import misspelled_role
 
 __all__ = ["node_variables"]
@@ -92,7 +92,8 @@ def _check_node(text: str, node_id: int, nodes: Collection[int]) -> None:
 
 
 def _check_role(text: str, role: str, nodes: Collection[Collection[str]]) -> None:
-    all_roles = dict.fromkeys(name for roles in nodes for name in roles or KNOWN_ROLES)
+    names = [name for roles in nodes for name in roles or KNOWN_ROLES]
+    all_roles = dict.fromkeys((*names, *map(kind_of, names)))
     if role not in all_roles:
         near = misspelled_role(role, all_roles)
         hint = f"; did you mean {near}?" if near else ""
@@ -105,4 +106,5 @@ def _check_role(text: str, role: str, nodes: Collection[Collection[str]]) -> Non
 def _concerns(target: str, plan: NodePlan) -> bool:
     if not target or target == str(plan.node_id):
         return True
-    return not target.isdecimal() and (not plan.roles or target in plan.roles)
+    roles = {*plan.roles, *map(kind_of, plan.roles)}
+    return not target.isdecimal() and (not roles or target in roles)

@@ -159,7 +159,7 @@ class Peers:
         idle = [
             item
             for item in parts_without_process(plan, run_roles)
-            if not any(self._events.subscribers(f"{ROLE_EVENTS}{r}") for r in item.entry.roles)
+            if not any(self._events.subscribers(f"{ROLE_EVENTS}{r}") for r in item.roles)
         ]
         if not idle or not asks_for_roles(roles, run_roles, lead=lead):
             return

@@ -458,11 +458,11 @@ class ChainCheck:
             if part in counting:
                 continue
             item = next(item for item in self._all if item.part == part)
-            named = [f"name={name!r}" for name in counting]
+            names = [f"name={name!r}" for name in counting]
             self._problems.append(
                 f"{item.label} has the name {part!r}, but nothing with that name writes "
                 f"{' or '.join(f'ctx.{name}' for name in counters)}; give it the name of the "
-                f"middleware that it belongs to: {', '.join([*named, 'or none'])}"
+                f"middleware that it belongs to: {', '.join([*names, 'or none'])}"
             )
 
     def _check_owners(self) -> None:

@@ -50,6 +50,10 @@ class RunningTask(Protocol):
         """Return whether this process has the role."""
         ...
 
+    def roles_for(self, *roles: str) -> tuple[str, ...]:
+        """Return the roles of the processes in which middleware with one of these roles run."""
+        ...
+
     def participants(self, *roles: str) -> list[int]:
         """Return the node ids of the connected peers that the task can wait for."""
         ...

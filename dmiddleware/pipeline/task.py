@@ -300,6 +300,10 @@ class Task(Generic[C]):
         """Return whether this process has the role; without any roles, it has them all."""
         return not self._roles or role in self._roles
 
+    def roles_for(self, *roles: str) -> tuple[str, ...]:
+        """Return the roles of the processes in which middleware with one of these roles run."""
+        return roles
+
     def match_labels(self, patterns: str | Iterable[str]) -> bool:
         """Return whether any label matches any of the glob patterns (``"node.*"``)."""
         globs = string_tuple(patterns)
@@ -1012,17 +1016,18 @@ class TaskOfPart(Task[C]):
 
     def has_role(self, role: str) -> bool:
         """Return whether the middleware of the part with the role run in this process."""
-        return not self._roles or not self._roles.isdisjoint(self._roles_for((role,)))
+        return not self._roles or not self._roles.isdisjoint(self.roles_for(role))
 
     def participants(self, *roles: str) -> list[int]:
         """Return the connected peers in which the middleware of the part with the roles run."""
-        return self._task.participants(*self._roles_for(roles))
+        return self._task.participants(*self.roles_for(*roles))
 
     def later_tasks(self, *roles: str) -> dict[int, int]:
         """Return those of them that have gone on to a later task, and to which."""
-        return self._task.later_tasks(*self._roles_for(roles))
+        return self._task.later_tasks(*self.roles_for(*roles))
 
-    def _roles_for(self, roles: Iterable[str]) -> tuple[str, ...]:
+    def roles_for(self, *roles: str) -> tuple[str, ...]:
+        """Return the roles of the processes in which middleware of the part with them run."""
         return roles_of_part(roles, self.part_name, self._task._run_roles)
 
 

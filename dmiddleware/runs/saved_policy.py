@@ -118,7 +118,7 @@ def checkpoint_in(path: str | Path, *, name: str | None = None) -> Path:
     if not path.is_dir():
         raise RunFolderError(f"{path} does not exist; pass a run's folder, or a checkpoint in it")
     folder = path / "ckpt" if name is None else path / "ckpt" / name
-    files = [folder / f"{which}.safetensors" for which in ("best", "final")]
+    files = [folder / f"{stem}.safetensors" for stem in ("best", "final")]
     for file in files:
         if file.is_file():
             return file

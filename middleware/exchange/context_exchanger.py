@@ -13,7 +13,7 @@ from middleware.exchange.events import BATCH, EVALUATION
 from middleware.exchange.follower import FollowerData
 from middleware.exchange.learner import LearnerData
 from middleware.exchange.pace import Pace
-from middleware.exchange.rank import RankCounters, Ranks
+from middleware.exchange.rank import RankCounters, Ranks, exchanging_roles
 from middleware.roles import Role
 from middleware.support.part_name import PartSettings
 
@@ -53,6 +53,10 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ContextExc
     ranks add up their counters and agree on stops, so that all leave the loop in the same step.
     With torchrun, where every rank collects too, only this remains to be exchanged.
 
+    In a chain whose parts have names, each part has its own: ``ContextExchanger(name="red")``. With
+    ``samples_per_insert``, the collectors of each part need processes of their own, with the role
+    ``collector:red``: one that collects for several parts keeps the pace of all of them.
+
     When the task is stopped, the learner still takes the evaluations that were sent before, and
     passes them to the observers (``CkptSaver``, loggers). Collected batches in transit are dropped
     and not counted. When the learner's task is closed without having been stopped, the nodes that
@@ -90,6 +94,7 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ContextExc
     @takes_options(ContextExchangerSettings)
     def __init__(self, settings: ContextExchangerSettings) -> None:
         self.settings = settings
+        self.roles = exchanging_roles(settings.name)
         # All ranks draw equally many rows, and the counters of a context are those of one rank.
         ratio = settings.samples_per_insert
         self._pace = None if ratio is None else Pace(ratio / Ranks().size)
@@ -103,6 +108,17 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ContextExc
                 f"this process is rank {ranks.rank} of {ranks.size}, but its task has "
                 f"rank {task_rank}; pass it on: with data_parallel() as rank, Task(rank=rank)"
             )
+        task, name = chain.context.task, self.settings.name
+        if name is None or self._pace is None or len(chain.parts) == 1 or task.router is None:
+            return
+        if task.has_role(Role.COLLECTOR) == task.has_role(Role.LEARNER):
+            return
+        if Role.COLLECTOR in task.roles_for(Role.COLLECTOR):
+            yield (
+                f"it keeps the pace samples_per_insert={self.settings.samples_per_insert:g} of the "
+                f"part {name!r}, whose collectors also collect for other parts, and would wait for "
+                f"each other; give it processes of its own, as in --roles collector:{name}=1"
+            )
 
     def setup(self, task: Task[Any]) -> None:
         """Subscribe to the events of the other nodes, and let several ranks decide on stops."""
@@ -113,10 +129,15 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ContextExc
         if task.router is None:
             self._side = RankCounters(task, ranks) if ranks.size > 1 else None
         elif task.has_role(Role.LEARNER):
-            self._side = LearnerData(task, pace=self._pace, timeout_s=settings.timeout_s)
+            self._side = LearnerData(
+                task, pace=self._pace, timeout_s=settings.timeout_s, part=settings.name
+            )
         else:
             self._side = FollowerData(
-                task, max_ahead=settings.max_ahead, timeout_s=settings.timeout_s
+                task,
+                max_ahead=settings.max_ahead,
+                timeout_s=settings.timeout_s,
+                part=settings.name,
             )
         if ranks.size > 1:
             task.hold_stops()

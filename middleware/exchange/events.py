@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NotRequired, TypeAlias, TypedDict
 
 from dmiddleware.pipeline import Event
@@ -28,6 +28,7 @@ __all__ = [
     "curriculum_event",
     "events_table",
     "merge_counters",
+    "of_part",
 ]
 
 BATCH: Final = ("trajectories", "trajectory_end_idx", "episodes")
@@ -93,6 +94,11 @@ def collected_event(rank: int | str, n_ranks: int) -> Event:
     """Return the event by which batches go to one rank of the learner."""
     # A joining collector may be connected to some of several ranks only.
     return Event(f"exchange.collected.{rank}", timeout_s=120.0, required=n_ranks > 1)
+
+
+def of_part(event: Event, part: str | None) -> Event:
+    """Return the event by which a named part exchanges what this one exchanges without a name."""
+    return event if part is None else replace(event, name=f"{event.name}.{part}")
 
 
 def curriculum_event(name: str) -> Event:

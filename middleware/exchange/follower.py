@@ -21,6 +21,7 @@ from middleware.exchange.events import (
     Evaluation,
     collected_event,
     merge_counters,
+    of_part,
 )
 from middleware.exchange.waiting import Waiting
 from middleware.roles import Role
@@ -35,17 +36,21 @@ class FollowerData:
         task: the task, which has a router.
         max_ahead: how many batches it may send before the learner has taken them.
         timeout_s: how long to wait while no learner can answer.
+        part: the named part of the chain whose data it exchanges; None: the whole chain.
     """
 
-    def __init__(self, task: Task[Any], *, max_ahead: int, timeout_s: float) -> None:
+    def __init__(
+        self, task: Task[Any], *, max_ahead: int, timeout_s: float, part: str | None = None
+    ) -> None:
+        self._part = part
         self._window = Window(max_ahead)
         self._learned: Counters | None = None
         self._gets_weights = False
         self._last = (0, -1)
         self._waiting = Waiting(task, timeout_s=timeout_s)
-        self._waiting.on(LEARNED, self._on_learned)
-        self._waiting.on(UPDATED, self._on_updated)
-        self._waiting.on(CONSUMED, self._on_consumed)
+        self._waiting.on(of_part(LEARNED, part), self._on_learned)
+        self._waiting.on(of_part(UPDATED, part), self._on_updated)
+        self._waiting.on(of_part(CONSUMED, part), self._on_consumed)
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Receive on the way forward, and send on the way back."""
@@ -80,7 +85,8 @@ class FollowerData:
             needs_updates = self._learned is not None and not self._has_new_updates()
         if needs_updates and not self._gets_weights:
             node_id = self._waiting.router.node_id
-            task.emit(UPDATES_WANTED, node_id, self._last[1], only_remote=True)
+            event = of_part(UPDATES_WANTED, self._part)
+            task.emit(event, node_id, self._last[1], only_remote=True)
 
     def _on_updated(self, counters: Counters) -> None:
         self._gets_weights = True
@@ -136,7 +142,7 @@ class FollowerData:
             trajectory_end_idx=ctx.trajectory_end_idx,
             episodes=ctx.episodes,
         )
-        task.emit(collected_event(rank, n_ranks), batch, only_remote=True)
+        task.emit(of_part(collected_event(rank, n_ranks), self._part), batch, only_remote=True)
 
     def _send_evaluated(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
         output = ctx.eval_output
@@ -149,7 +155,7 @@ class FollowerData:
             last_eval_value=ctx.last_eval_value,
             other_evaluations=ctx.other_evaluations,
         )
-        task.emit(EVALUATED, evaluation, only_remote=True)
+        task.emit(of_part(EVALUATED, self._part), evaluation, only_remote=True)
 
 
 class FollowerWeights:
@@ -160,10 +166,17 @@ class FollowerWeights:
         policy: the policy that gets the weights.
         max_lag: how many updates they may be behind the learner; None: no limit.
         timeout_s: how long to wait while no learner can send them.
+        part: the named part of the chain whose policy it is; None: the whole chain.
     """
 
     def __init__(
-        self, task: Task[Any], policy: Policy, *, max_lag: int | None, timeout_s: float
+        self,
+        task: Task[Any],
+        policy: Policy,
+        *,
+        max_lag: int | None,
+        timeout_s: float,
+        part: str | None = None,
     ) -> None:
         self._policy = policy
         self._max_lag = max_lag
@@ -172,11 +185,13 @@ class FollowerWeights:
         self._newest: tuple[tuple[int, int], dict[str, Any]] | None = None
         self._loaded = (0, -1)
         self._waiting = Waiting(task, timeout_s=timeout_s)
-        self._waiting.on(MODEL, self._on_model)
-        self._waiting.on(LEARNED, self._on_learned)
-        self._waiting.on(CONSUMED, lambda _, __, counters: self._on_learned(counters))
+        model, updated = of_part(MODEL, part), of_part(UPDATED, part)
+        self._waiting.on(model, self._on_model)
+        self._waiting.on(of_part(LEARNED, part), self._on_learned)
+        consumed = of_part(CONSUMED, part)
+        self._waiting.on(consumed, lambda _, __, counters: self._on_learned(counters))
         # For those that wait for updates, which must find the weights here.
-        task.on(MODEL, lambda counters, _: task.emit(UPDATED, counters, only_local=True))
+        task.on(model, lambda counters, _: task.emit(updated, counters, only_local=True))
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Load the newest weights."""

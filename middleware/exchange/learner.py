@@ -22,6 +22,7 @@ from middleware.exchange.events import (
     Counters,
     Evaluation,
     collected_event,
+    of_part,
 )
 from middleware.exchange.pace import Pace
 from middleware.exchange.rank import Ranks
@@ -41,10 +42,14 @@ class LearnerData:
         task: the task, which has a router.
         pace: holds the learner to its pace; None: each step takes one batch.
         timeout_s: how long to wait while no node can bring data.
+        part: the named part of the chain that it learns; None: the whole chain.
     """
 
-    def __init__(self, task: Task[Any], *, pace: Pace | None, timeout_s: float) -> None:
+    def __init__(
+        self, task: Task[Any], *, pace: Pace | None, timeout_s: float, part: str | None = None
+    ) -> None:
         self._pace = pace
+        self._consumed = of_part(CONSUMED, part)
         self._ranks = Ranks()
         self._waiting = Waiting(task, timeout_s=timeout_s)
         # The collectors' windows limit the batches.
@@ -52,13 +57,14 @@ class LearnerData:
         self._evaluations = FairQueue[Evaluation](changed=self._waiting.changed)
         self._announcer: Announcer | None = None
         if not task.has_role(Role.COLLECTOR):
-            task.on(collected_event(self._ranks.rank, self._ranks.size), self._on_collected)
+            collected = collected_event(self._ranks.rank, self._ranks.size)
+            task.on(of_part(collected, part), self._on_collected)
         if not self._ranks.leads:
             return
         if not task.has_role(Role.EVALUATOR):
-            task.on(EVALUATED, self._evaluations.put)
-            EvaluatorWatch(task, self._waiting.node)
-        self._announcer = Announcer(task, self._ranks)
+            task.on(of_part(EVALUATED, part), self._evaluations.put)
+            EvaluatorWatch(task, self._waiting.node, part)
+        self._announcer = Announcer(task, self._ranks, part)
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Receive on the way forward, and send on the way back."""
@@ -133,7 +139,7 @@ class LearnerData:
         # The other nodes get the counters with the weights or with their own batches.
         task = self._waiting.task
         task.emit(
-            CONSUMED, batch["token"], batch["number"], self._ranks.counters(task),
+            self._consumed, batch["token"], batch["number"], self._ranks.counters(task),
             only_remote=True, to=batch["node_id"],
         )  # fmt: skip
 
@@ -144,16 +150,18 @@ class Announcer:
     Args:
         task: the task of rank 0, which has a router.
         ranks: the ranks of the learner.
+        part: the named part of the chain that it learns; None: the whole chain.
     """
 
-    def __init__(self, task: Task[Any], ranks: Ranks) -> None:
+    def __init__(self, task: Task[Any], ranks: Ranks, part: str | None = None) -> None:
+        self._learned = of_part(LEARNED, part)
         self._task = task
         self._ranks = ranks
         self._lock = threading.Lock()
         self._counters = ranks.counters(task)
         # The updates that nodes know which want further ones.
         self._known: dict[int, int] = {}
-        task.on(UPDATES_WANTED, self._on_wanted)
+        task.on(of_part(UPDATES_WANTED, part), self._on_wanted)
         # Nodes that connect later get the newest of these at once.
         task.on("node.joined", self._announce)
         task.on("node.rejoined", self._announce)
@@ -167,13 +175,13 @@ class Announcer:
             for node_id in ready:
                 del self._known[node_id]
         if ready:
-            self._task.emit(LEARNED, counters, only_remote=True, to=ready)
+            self._task.emit(self._learned, counters, only_remote=True, to=ready)
 
     def _announce(self, *_: Any, **__: Any) -> None:
         """Send the counters to all nodes, also to nodes that connect later."""
         with self._lock:
             counters = self._counters = self._ranks.counters(self._task)
-        self._task.emit(LEARNED, counters, only_remote=True)
+        self._task.emit(self._learned, counters, only_remote=True)
 
     def _on_wanted(self, node_id: int, train_iter: int) -> None:
         with self._lock:
@@ -181,7 +189,7 @@ class Announcer:
             if counters["train_iter"] == train_iter:
                 self._known[node_id] = train_iter
                 return
-        self._task.emit(LEARNED, counters, only_remote=True, to=node_id)
+        self._task.emit(self._learned, counters, only_remote=True, to=node_id)
 
 
 class EvaluatorWatch:
@@ -190,13 +198,15 @@ class EvaluatorWatch:
     Args:
         task: the task of a learner that does not evaluate itself.
         node: the node that it runs as.
+        part: the named part of the chain that it learns; None: the whole chain.
     """
 
-    def __init__(self, task: Task[Any], node: CurrentNode | None) -> None:
+    def __init__(self, task: Task[Any], node: CurrentNode | None, part: str | None = None) -> None:
         self._task = task
-        self._planned = node is not None and Role.EVALUATOR in (node.run_roles or ())
+        planned = () if node is None else node.run_roles or ()
+        self._planned = not {*task.roles_for(Role.EVALUATOR)}.isdisjoint(planned)
         self._has_evaluator: bool | None = None
-        task.on(EVALUATED, self._on_evaluated)
+        task.on(of_part(EVALUATED, part), self._on_evaluated)
         task.on("node.left", self._on_left)
 
     def _on_evaluated(self, evaluation: Evaluation) -> None:
@@ -227,13 +237,21 @@ class LearnerWeights:
         policy: the policy whose weights are sent.
         every_train_iter: updates from one published copy to the next.
         max_lag: announces the updates often enough for this lag; None: it does not.
+        part: the named part of the chain whose policy it is; None: the whole chain.
     """
 
     _published: tuple[Counters, dict[str, Any]]
 
     def __init__(
-        self, task: Task[Any], policy: Policy, *, every_train_iter: int, max_lag: int | None
+        self,
+        task: Task[Any],
+        policy: Policy,
+        *,
+        every_train_iter: int,
+        max_lag: int | None,
+        part: str | None = None,
     ) -> None:
+        self._model, self._learned = of_part(MODEL, part), of_part(LEARNED, part)
         self._task = task
         self._policy = policy
         self._every = every_train_iter
@@ -259,7 +277,7 @@ class LearnerWeights:
         if self._max_lag is not None and ctx.train_iter - self._announced > self._max_lag // 2:
             # They arrive before weights that are large.
             self._announced = ctx.train_iter
-            self._task.emit(LEARNED, self._ranks.counters(self._task), only_remote=True)
+            self._task.emit(self._learned, self._ranks.counters(self._task), only_remote=True)
 
     def _observe(self, ctx: OnlineRLContext) -> None:
         if ctx.trajectories is None:
@@ -273,7 +291,7 @@ class LearnerWeights:
         state = self._policy.eval_mode.state_dict()
         with self._publishing:
             self._published = self._ranks.counters(self._task), state
-            self._task.emit(MODEL, *self._published, only_remote=True)
+            self._task.emit(self._model, *self._published, only_remote=True)
 
     def _publish_again(self, *_: Any, **__: Any) -> None:
         """Publish under the current epoch, which grows if a peer knows an earlier learner."""
@@ -282,4 +300,4 @@ class LearnerWeights:
             epoch = self._ranks.counters(self._task)["epoch"]
             if epoch != counters["epoch"]:
                 self._published = {**counters, "epoch": epoch}, state
-                self._task.emit(MODEL, *self._published, only_remote=True)
+                self._task.emit(self._model, *self._published, only_remote=True)

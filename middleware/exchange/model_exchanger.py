@@ -12,6 +12,7 @@ from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.follower import FollowerWeights
 from middleware.exchange.learner import LearnerWeights
+from middleware.exchange.rank import exchanging_roles
 from middleware.roles import Role
 from middleware.support.checks import check_instance
 from middleware.support.part_name import PartSettings
@@ -85,6 +86,7 @@ class ModelExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ModelExchang
     @takes_options(ModelExchangerSettings)
     def __init__(self, policy: Policy, settings: ModelExchangerSettings) -> None:
         self.settings = settings
+        self.roles = exchanging_roles(settings.name)
         self._policy = check_instance(
             policy, Policy, user=type(self).__name__, hint="pass the policy itself, not a mode"
         )
@@ -101,6 +103,7 @@ class ModelExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ModelExchang
                 self._policy,
                 every_train_iter=settings.every_train_iter,
                 max_lag=settings.max_policy_lag,
+                part=settings.name,
             )
         else:
             self._side = FollowerWeights(
@@ -108,6 +111,7 @@ class ModelExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ModelExchang
                 self._policy,
                 max_lag=settings.max_policy_lag,
                 timeout_s=settings.timeout_s,
+                part=settings.name,
             )
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:

@@ -11,8 +11,9 @@ from dmiddleware.distributed import gather_from_ranks, rank_and_world_size
 from dmiddleware.pipeline import SkipRest, Task, current_node
 from middleware.context import OnlineRLContext
 from middleware.exchange.events import Batch, Counters
+from middleware.roles import Role
 
-__all__ = ["Agreement", "RankCounters", "Ranks"]
+__all__ = ["Agreement", "RankCounters", "Ranks", "exchanging_roles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,14 @@ class Ranks:
         if task.finish:
             raise SkipRest
         return agreed
+
+
+def exchanging_roles(part: str | None) -> tuple[str, ...]:
+    """Return the roles in which a middleware exchanges what a part has; none means all.
+
+    Without a name, a process with a role of its own exchanges too.
+    """
+    return () if part is None else (Role.LEARNER, Role.COLLECTOR, Role.EVALUATOR)
 
 
 class RankCounters:

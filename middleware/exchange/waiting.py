@@ -28,6 +28,7 @@ class Outlook:
 
     Args:
         follows: whether the node cannot continue without a learner elsewhere.
+        learner_roles: the roles of that learner.
 
     Attributes:
         follows: the same.
@@ -35,8 +36,9 @@ class Outlook:
         learner_ended: whether the learner has ended for good.
     """
 
-    def __init__(self, *, follows: bool) -> None:
+    def __init__(self, *, follows: bool, learner_roles: Iterable[str] = (Role.LEARNER,)) -> None:
         self.follows = follows
+        self._learner_roles = frozenset(learner_roles)
         self.left: dict[int, str] = {}
         self.learner_ended = False
         self._waits: dict[int, tuple[float, list[int]]] = {}
@@ -52,7 +54,7 @@ class Outlook:
     def on_ended(self, node_id: int, roles: list[str], how: str, is_over: bool) -> None:
         """Note that a node's part of the task has ended."""
         # After a failure the learner may be restarted, and is waited for.
-        if is_over and self.follows and (not roles or Role.LEARNER in roles):
+        if is_over and self.follows and (not roles or not self._learner_roles.isdisjoint(roles)):
             self.learner_ended = True
 
     def on_waits(self, now: float, node_id: int, awaited: list[int]) -> None:
@@ -103,7 +105,10 @@ class Waiting:
         self.task = task
         self.node = current_node()
         self.changed = threading.Condition()
-        self.outlook = Outlook(follows=needs_learner and not task.has_role(Role.LEARNER))
+        self.outlook = Outlook(
+            follows=needs_learner and not task.has_role(Role.LEARNER),
+            learner_roles=task.roles_for(Role.LEARNER),
+        )
         self._timeout_s = timeout_s
         self._has_said = False
         task.at_stop(self._wake)

@@ -135,8 +135,8 @@ class ExperimentResult:
         _write_json(RunFolder(self.path).result_path, self._fields())
 
     def _fields(self) -> dict[str, Any]:
-        named = ["path", "part", "parts", *(["train_s"] if self.part is not None else [])]
-        names = [field.name for field in dataclasses.fields(self) if field.name not in named]
+        left_out = ["path", "part", "parts", *(["train_s"] if self.part is not None else [])]
+        names = [field.name for field in dataclasses.fields(self) if field.name not in left_out]
         fields = {name: getattr(self, name) for name in names}
         parts = {name: result._fields() for name, result in self.parts.items()}
         return fields | ({"parts": parts} if parts else {})
@@ -499,7 +499,7 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         parts = {
             part: self._result_of(part, task, train_s, returns.get(part, ([], [])))
             for part in self._policies
-            if part is not None
+            if part is not None and task.part(part).has_role(Role.LEARNER)
         }
         return ExperimentResult(
             parts=parts,

@@ -161,6 +161,13 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject what cannot be saved."""
         yield from self._interval.preflight(chain)
+        task = chain.context.task
+        for name in chain.parts if task.has_role(Role.LEARNER) else ():
+            if not task.part(name).has_role(Role.LEARNER):
+                yield (
+                    f"it cannot save the part {name!r}, which learns in another process; let one "
+                    "learner learn all parts, as in --roles learner=1"
+                )
         parts, used = self._parts_of(chain)
         saved = {name: part for name, part in parts.items() if name in used}
         for name, part in saved.items():
