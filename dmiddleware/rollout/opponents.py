@@ -47,6 +47,7 @@ class OpponentPool:
 
     Attributes:
         elo: the Elo rating of the policy; it starts at 1200.
+        n_recorded: the games that were counted.
 
     Args:
         make_policy: makes a policy that can collect, into which a version's parameters are loaded.
@@ -78,6 +79,7 @@ class OpponentPool:
         self._drawn_elsewhere: set[int] = set()
         self._is_prioritized: bool = checked("prioritized", prioritized, bool)
         self.elo = _FIRST_ELO
+        self.n_recorded = 0
         self._elos: dict[int, float] = {}
         # Games won, a draw as a half, and all games, which fade.
         self._won: dict[int, float] = {}
@@ -183,6 +185,7 @@ class OpponentPool:
         self._won[number] = self._won.get(number, 0.0) * _FADING + won
         self._played[number] = self._played.get(number, 0.0) * _FADING + 1.0
         change = elo_change(self.elo, self._elos[number], [result])
+        self.n_recorded += 1
         self.elo += change
         self._elos[number] -= change
 
