@@ -36,7 +36,7 @@ BLUE = SACSettings(batch_size=128)
 def main(
     seed: Whole = 0,
     exp_name: str = "red_and_blue",
-    max_env_step: Count = 80_000,
+    max_env_step: Count = 50_000,
     game: GameSettings = GAME,
     red: MAPPOSettings = RED,
     blue: SACSettings = BLUE,
@@ -50,7 +50,7 @@ def main(
     Args:
         seed: seed of everything random.
         exp_name: folder of the run in runs/.
-        max_env_step: maximum number of transitions, of both teams together.
+        max_env_step: maximum number of env steps of each team.
     """
     with Task(seed=seed) as task:
         games = make_game(game, seed=task.seed_for("collector"))
@@ -73,7 +73,7 @@ def main(
             )
         record = Experiment.of(experiment, exp_name, {"red": catchers, "blue": runner})
         task.use(record)
-        task.use(TerminationChecker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step, name="red"))
         task.run()
     return record.result
 
