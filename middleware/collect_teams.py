@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Task
 from dmiddleware.rollout import Game, TeamRollout
 from dmiddleware.rollout.seats import Player
@@ -16,7 +17,7 @@ from middleware.base import BaseMiddleware
 from middleware.collect import FailureLog, count_collected
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
-from middleware.support.part_name import require_part_name
+from middleware.support.part_name import PartSettings
 
 __all__ = ["TeamCollector", "TeamCollectorSettings"]
 
@@ -74,7 +75,12 @@ class TeamCollector(BaseMiddleware[OnlineRLContext], TakesSettings[TeamCollector
         self._game = game
         teams = self._rollout.workers
         for team in teams:
-            require_part_name(settings, team)
+            try:
+                PartSettings(name=team)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"the team {team!r} learns, so it is a part of the chain: {error}"
+                ) from error
         read = ("env_step", "env_episode", "train_iter", "collect_kwargs")
         written = ("trajectories", "trajectory_end_idx", "env_step", "env_episode")
         self.reads = tuple(f"{team}/{field}" for team in teams for field in read)

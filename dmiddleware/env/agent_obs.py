@@ -11,7 +11,16 @@ import numpy.typing as npt
 
 from dmiddleware.env.team import ACTION_MASK
 
-__all__ = ["bare", "flat", "flat_space", "has_mask", "infos_by_name", "mask_in", "without_mask", "zeros"]
+__all__ = [
+    "bare",
+    "flat",
+    "flat_space",
+    "has_mask",
+    "infos_by_name",
+    "mask_in",
+    "without_mask",
+    "zeros",
+]
 
 
 def mask_in(*sources: Any) -> npt.NDArray[Any] | None:

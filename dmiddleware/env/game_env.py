@@ -67,12 +67,14 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
     - ``action_mask``: by team, ``[A, n] int8``, of the teams with masks, in observations or infos;
     - ``state``: ``env.state()``, if the env has a ``state_space``.
 
-    An action has, by team, a tuple of the agents' actions; those of agents that do not act are ignored. The
-    reward is ``[N] float64``. An agent's transition lasts from its action to its next one, or until
-    it leaves, and has the sum of its rewards meanwhile. Rewards before an agent's first action
-    belong to that action; an agent that never acts has none. An agent leaves where it is terminated
-    or truncated, or not among the env's agents any more, which counts as terminated. The game ends
-    when nobody is left. It is terminated if none of the last ones is truncated.
+    An action has, by team, a tuple of the agents' actions; those of agents that do not act are
+    ignored. The reward is ``[N] float64``.
+
+    An agent's transition lasts from its action to its next one, or until it leaves, and has the sum
+    of its rewards meanwhile. Rewards before an agent's first action belong to that action; an agent
+    that never acts has none. An agent leaves where it is terminated or truncated, or not among the
+    env's agents any more, which counts as terminated. The game ends when nobody is left. It is
+    terminated if none of the last ones is truncated.
 
     Args:
         env: a PettingZoo env, parallel or turn-based (AEC), or an env with the methods of a
@@ -116,7 +118,10 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
             ),
             AGENT_MASK: gym.spaces.MultiBinary(len(agents)),
             FLAGS: gym.spaces.Dict(
-                {team: gym.spaces.MultiBinary([len(names), 3]) for team, names in self.teams.items()}
+                {
+                    team: gym.spaces.MultiBinary([len(names), 3])
+                    for team, names in self.teams.items()
+                }
             ),
         }
         state_space = getattr(env, "state_space", None)
@@ -145,7 +150,10 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
         self._masked = masked
         self._state_dtype = None if state_space is None else state_space.dtype
         self._absent = {team: zeros(space) for team, space in plain.items()}
-        self._forget()
+        self._acts: list[Any] = []
+        # Those that have acted and wait for what follows, and what they have earned meanwhile.
+        self._open: set[Any] = set()
+        self._earned: dict[Any, float] = {}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -200,10 +208,9 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
         return self._env
 
     def _forget(self) -> None:
-        self._acts: list[Any] = []
-        self._open: set[Any] = set()
-        """Those that have acted and wait for what follows."""
-        self._earned: dict[Any, float] = {}
+        self._acts = []
+        self._open = set()
+        self._earned = {}
 
     def _earn(self, turn: _Turn) -> None:
         for what, named in (("reward", turn.rewards), ("observation", turn.obs)):
@@ -313,8 +320,8 @@ class _AtOnce:
         acting = [agent for agent in self._present if agent in obs]
         if self._present and not acting:
             raise EnvProtocolError(
-                f"{self._env} continues with {_names(self._present)}, but returned an observation of "
-                "none of them; return those of the agents that act next"
+                f"{self._env} continues with {_names(self._present)}, but returned an observation "
+                "of none of them; return those of the agents that act next"
             )
         return acting
 
@@ -393,9 +400,7 @@ def agents_of_teams(teams: Teams, agents: Sequence[Any]) -> dict[str, tuple[Any,
 
 def _matching(pattern: Any, agents: Sequence[Any], team: str) -> list[Any]:
     exact = [agent for agent in agents if pattern in (agent, str(agent))]
-    matching = exact or [
-        agent for agent in agents if fnmatch.fnmatchcase(str(agent), str(pattern))
-    ]
+    matching = exact or [agent for agent in agents if fnmatch.fnmatchcase(str(agent), str(pattern))]
     if not matching:
         near = nearest(str(pattern), [str(agent) for agent in agents])
         hint = f"; did you mean {', '.join(near)}?" if near else ""

@@ -55,7 +55,7 @@ class Seat(Protocol):
         """Return what is needed to continue the present games."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> object:
         """Restore what :meth:`state_dict` returned."""
         ...
 
@@ -143,7 +143,7 @@ class Game(Closing):
         self._moves: dict[str, Any] = {}
         self._leader = ""
         self._continues = False
-        self._flags: gym.spaces.Dict = space[FLAGS]
+        self._sizes = {team: flags.shape[0] for team, flags in _flag_spaces(space).items()}
         self._scores = np.zeros((self.env_num, len(self.teams)))
         self.results: dict[int, dict[str, float]] = {}
         self.begun: list[int] = []
@@ -151,13 +151,14 @@ class Game(Closing):
     @property
     def teams(self) -> tuple[str, ...]:
         """The names of the teams, in the order of the columns of rewards."""
-        return tuple(self._flags.spaces)
+        return tuple(self._sizes)
 
     def __getitem__(self, team: str) -> TeamEnvs:
         """Return the envs of a team, one for each of its agents in each game."""
-        return self._view(team, joint=False)
+        return self.view(team, joint=False)
 
-    def _view(self, team: str, *, joint: bool) -> TeamEnvs:
+    def view(self, team: str, *, joint: bool) -> TeamEnvs:
+        """Return the envs of a team: its agents, or, if ``joint``, the team in each game."""
         if team not in self.teams:
             near = nearest(str(team), self.teams)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -173,9 +174,8 @@ class Game(Closing):
 
     def agents_before(self, team: str) -> tuple[int, int]:
         """Return the number of agents before a team's in the columns of rewards, and of its own."""
-        sizes = {name: int(flags.shape[0]) for name, flags in self._flags.spaces.items()}
-        before = list(sizes.values())[: self.teams.index(team)]
-        return sum(before), sizes[team]
+        before = list(self._sizes.values())[: self.teams.index(team)]
+        return sum(before), self._sizes[team]
 
     def seat(self, leader: str, seats: Mapping[str, Seat]) -> None:
         """Choose who acts for the other teams when the envs of one team are stepped.
@@ -311,6 +311,11 @@ class Game(Closing):
         return self._continues
 
 
+def _flag_spaces(space: gym.spaces.Dict[Any]) -> dict[str, Any]:
+    flags: Any = space[FLAGS]
+    return dict(flags.spaces)
+
+
 class TeamEnvs(BaseEnvManager):
     """The envs of one team of a :class:`Game`: an env manager, for any policy and collector.
 
@@ -354,7 +359,7 @@ class TeamEnvs(BaseEnvManager):
     @property
     def joint(self) -> TeamEnvs:
         """The team in each game as an env of several agents."""
-        return self._game._view(self.team, joint=True)  # noqa: SLF001
+        return self._game.view(self.team, joint=True)
 
     # Life
 
@@ -441,9 +446,8 @@ class TeamEnvs(BaseEnvManager):
             terminated, truncated = done & ~is_cut, done & is_cut
         else:
             abnormal = np.repeat(abnormal, self._n_agent)
-            valid, terminated, truncated, reward = (
-                array.reshape(-1) for array in (closed, terminated, truncated, reward)
-            )
+            reward, valid = reward.reshape(-1), closed.reshape(-1)
+            terminated, truncated = terminated.reshape(-1), truncated.reshape(-1)
             done = terminated | truncated
         self._totals.add(None if valid.all() else np.flatnonzero(valid).tolist(), reward[valid])
         if abnormal.any():
@@ -509,9 +513,7 @@ class TeamEnvs(BaseEnvManager):
         infos: list[Mapping[str, Any]] = [row.get(name, {}) for row in rows for name in self._names]
         if self.team in obs.get(ACTION_MASK, ()):
             masks = self._as_rows(obs[ACTION_MASK][self.team])
-            infos = [
-                {**info, ACTION_MASK: mask} for info, mask in zip(infos, masks, strict=True)
-            ]
+            infos = [{**info, ACTION_MASK: mask} for info, mask in zip(infos, masks, strict=True)]
         return infos
 
     def _rows_of(self, parts: tuple[NestedArrays, ...]) -> NestedArrays:

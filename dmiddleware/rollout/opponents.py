@@ -8,7 +8,6 @@ from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.policy import CollectMode, EvalMode, HasModes, as_collect_mode
@@ -152,7 +151,7 @@ class OpponentPool:
         return plain[()] if getattr(plain, "ndim", None) == 0 else plain
 
     def act_rows(
-        self, number: int, obs: Value, mask: torch.Tensor | None, rng: np.random.Generator
+        self, number: int, obs: Value, mask: Value | None, rng: np.random.Generator
     ) -> Value:
         """Return the actions of a version, ``[R, …]``.
 

@@ -28,7 +28,7 @@ from dmiddleware.policy import CollectMode, EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout.act_inputs import masks_in, sample_allowed
 from dmiddleware.rollout.acting_policy import ActingPolicy
 from dmiddleware.rollout.game import Game, Seat, TeamEnvs
-from dmiddleware.rollout.opponents import OpponentPool, check_sees_games
+from dmiddleware.rollout.opponents import OpponentPool
 from dmiddleware.rollout.stepper import Stepper
 from dmiddleware.seeding import derive_seed
 from dmiddleware.tree import from_numpy, to_numpy
@@ -120,7 +120,8 @@ def make_seat(game: Game, team: str, player: Player) -> Seat:
     if isinstance(player, CollectMode | EvalMode):
         return _PolicySeat(player, envs_for(game, team, player))
     if hasattr(player, "eval_mode"):
-        mode = as_eval_mode(player, user="against")
+        policy: Any = player
+        mode = as_eval_mode(policy, user="against")
         return _PolicySeat(mode, envs_for(game, team, mode))
     if player == "random":
         return _RandomSeat(game, team)
@@ -249,8 +250,7 @@ class _PoolSeat(_Seat):
         for game, returns in self._game.results.items():
             mine = returns[self._team]
             best = max(value for team, value in returns.items() if team != self._team)
-            result = "draws" if best == mine else "wins" if best > mine else "losses"
-            self._pool.record(self._drawn[game], result)
+            self._pool.record(self._drawn[game], _result(best - mine))
         for game in self._game.begun:
             del self._drawn[game]
 
@@ -277,3 +277,7 @@ class _PoolSeat(_Seat):
         super().load_state_dict(state)
         self._drawn = {game: n for game, n in enumerate(state["drawn"]) if n >= 0}
         self._rng = generator_from_text(state["rng"])
+
+
+def _result(lead: float) -> Literal["wins", "draws", "losses"]:
+    return "draws" if lead == 0 else "wins" if lead > 0 else "losses"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dmiddleware.errors import ConfigError, EnvTimeout
-from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
+from dmiddleware.policy import CollectMode, as_collect_mode
 from dmiddleware.rollout.acting_policy import ActingPolicy
 from dmiddleware.rollout.collector import RolloutCollector
 from dmiddleware.rollout.game import Game, Seat

@@ -82,6 +82,8 @@ class Tag:
         positions = [self._at[agent] for agent in self.possible_agents]
         # Each catcher sees itself first, and the runner last; the runner is the first of its own.
         return {
-            agent: np.concatenate([positions[number], *positions[:number], *positions[number + 1 :]])
+            agent: np.concatenate(
+                [positions[number], *positions[:number], *positions[number + 1 :]]
+            )
             for number, agent in enumerate(self.possible_agents)
         }

@@ -186,4 +186,6 @@ def test_pettingzoos_turn_based_games_are_played_to_their_ends(name):
             }
             obs, reward, terminated, truncated, _ = env.step(moves)
             total, over = total + reward, terminated or truncated
-        assert total.sum() == 0 and all(flag[0] for flag in np.concatenate([*obs["flags"].values()]))
+        assert total.sum() == 0 and all(
+            flag[0] for flag in np.concatenate([*obs["flags"].values()])
+        )

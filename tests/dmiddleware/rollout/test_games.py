@@ -274,7 +274,7 @@ def test_what_does_not_fit_the_teams_is_an_error_before_the_first_step():
     red = DQNPolicy.for_env(game["red"], seed=0)
     with pytest.raises(ConfigError, match="nobody acts for the team 'blue'"):
         TeamRollout(game, {"red": red})
-    with pytest.raises(ConfigError, match="no team 'bleu'.*'blue'"):
+    with pytest.raises(ConfigError, match=r"no team 'bleu'.*'blue'"):
         TeamRollout(game, {"red": red, "bleu": "random"})
     with pytest.raises(SpaceError, match="team 'blue' does not fit"):
         TeamRollout(game, {"red": red, "blue": red})
