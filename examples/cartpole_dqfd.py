@@ -6,7 +6,7 @@ The expert is the DQN policy of ``examples.cartpole_dqn``.
 import torch
 
 from dmiddleware import Task
-from dmiddleware.data import Batch, DemonstrationReplay, TensorBuffer, TensorBufferSettings
+from dmiddleware.data import Batch, MixedReplay, TensorBuffer, TensorBufferSettings
 from dmiddleware.env import EnvSettings, make_env_manager
 from dmiddleware.policy import DQfDPolicy, DQfDSettings, DQNSettings
 from dmiddleware.program import run_program
@@ -97,8 +97,8 @@ def main(
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
-        shown = DemonstrationReplay(rows, share=share)
-        replay = TensorBuffer.of(buffer, transform=shown, seed=task.seed_for("buffer"))
+        own = TensorBuffer.of(buffer, seed=task.seed_for("buffer"))
+        replay = MixedReplay(own, rows, share=share)
         task.use(EpsGreedyHandler(agent))
         task.use(StepCollector.of(collector, agent, envs))
         task.use(DataPusher(replay))

@@ -4,7 +4,7 @@ The expert is the DQN policy of ``examples.cartpole_dqn``.
 """
 
 from dmiddleware import Task
-from dmiddleware.data import Batch, DemonstrationReplay, TensorBuffer, TensorBufferSettings
+from dmiddleware.data import Batch, MixedReplay, TensorBuffer, TensorBufferSettings
 from dmiddleware.env import EnvSettings, make_env_manager
 from dmiddleware.policy import DQNSettings, Policy, SQLPolicy, SQLSettings
 from dmiddleware.program import run_program
@@ -76,14 +76,15 @@ def main(
     )
     teacher = cartpole_dqn.make_policy(env, expert, seed)
     teacher.collect_mode.load_state_dict(trained.load_best())
-    shown = DemonstrationReplay(expert_rows(teacher, env, n_demonstration, seed), reward="sqil")
+    shown = expert_rows(teacher, env, n_demonstration, seed)
 
     agent = make_policy(env, policy, seed)
     record = Experiment.of(experiment, exp_name, agent)
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
-        replay = TensorBuffer.of(buffer, transform=shown, seed=task.seed_for("buffer"))
+        own = TensorBuffer.of(buffer, seed=task.seed_for("buffer"))
+        replay = MixedReplay(own, shown, reward="sqil")
         task.use(StepCollector.of(collector, agent, envs))
         task.use(DataPusher(replay))
         task.use(OffPolicyLearner.of(learner, agent, replay))

@@ -164,6 +164,8 @@ def _overwritten(collector: _Collector, chain: ChainView) -> Iterable[str]:
     """Yield the problem that nothing reads the data of the collector before it, if that is so."""
     last: _Collector | None = None
     written: Collection[str] = ()
+    if not _is_read(chain):
+        return
     for part, declares in zip(chain.middleware, chain.declarations, strict=True):
         if isinstance(part, _Collector):
             rows = _ROWS.intersection(declares.writes, written)

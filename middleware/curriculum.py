@@ -122,7 +122,7 @@ class Curriculum(BaseMiddleware[OnlineRLContext], TakesSettings[CurriculumSettin
         others = [part for part in chain.middleware if isinstance(part, Curriculum)]
         if sum(part.settings.name == name for part in others) > 1:
             yield f"the chain has another curriculum with the name {name!r}; give it name=..."
-        stepped = [owned for part in chain.declarations for owned in part.owns]
+        stepped = [owned for part in chain.whole.declarations for owned in part.owns]
         if any(isinstance(owned, BaseEnvManager) for owned in stepped):
             for manager in self._values.env_managers:
                 if not any(manager is owned for owned in stepped):

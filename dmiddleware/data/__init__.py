@@ -1,6 +1,5 @@
 """Batches, replay buffers, offline datasets and checkpoints."""
 
-from dmiddleware.data.demonstrations import DemonstrationReplay, DemonstrationReplaySettings
 from dmiddleware.data.device_buffer import DeviceBuffer, DeviceBufferSettings
 from dmiddleware.data.hindsight import GoalFunction, HindsightReplay, HindsightReplaySettings
 from dmiddleware.data.minibatches import (
@@ -9,6 +8,7 @@ from dmiddleware.data.minibatches import (
     n_minibatches,
     select_columns,
 )
+from dmiddleware.data.mixed_replay import MixedReplay, MixedReplaySettings
 from dmiddleware.data.replay_buffer import ReplayBuffer
 from dmiddleware.data.samplers import (
     Eligible,
@@ -71,8 +71,8 @@ __all__ = [
     "DeviceBuffer",
     "DeviceBufferSettings",
     "SampleTransform",
-    "DemonstrationReplay",
-    "DemonstrationReplaySettings",
+    "MixedReplay",
+    "MixedReplaySettings",
     "HindsightReplay",
     "HindsightReplaySettings",
     "GoalFunction",

@@ -49,7 +49,7 @@ class DQfDPolicy(DQNPolicy):
     of the errors of single steps and of n steps, and of the margin by which the values of
     demonstrated actions exceed the others, ``max_a [Q(s, a) + l(a_E, a)] - Q(s, a_E)``, where ``l``
     is ``margin`` for all actions but the demonstrated one. The column ``is_expert`` bool says which
-    rows are demonstrations; :class:`~dmiddleware.data.DemonstrationReplay` mixes them into samples
+    rows are demonstrations; :class:`~dmiddleware.data.MixedReplay` mixes them into samples
     and adds it. Without the column no row is one.
 
     Beside the columns of :class:`DQNPolicy`, whose returns the buffer sums over ``n_step`` steps,

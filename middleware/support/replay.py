@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from dmiddleware.data import ReplayBuffer, TensorBuffer
+from dmiddleware.data import MixedReplay, ReplayBuffer, TensorBuffer
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Context
 from dmiddleware.policy import LearnMode, priorities_of_rows
@@ -161,6 +161,8 @@ class EarlyReturns:
     def of(cls, buffer: ReplayBuffer, mode: LearnMode) -> EarlyReturns | None:
         """Return those of a policy; None if it checks none, or the buffer does not know them."""
         check, discount = mode.spec.check_returns, mode.spec.discount
+        if isinstance(buffer, MixedReplay):
+            buffer = buffer.own
         if check is None or discount is None or not isinstance(buffer, TensorBuffer):
             return None
         return cls(buffer, check, discount=discount)

@@ -164,8 +164,8 @@ def test_every_option_of_behavior_cloning_is_read(read: set[str], process_group:
         task.use(StepCollector(policy, cartpole(), n_sample=8, random_steps=8)).use(
             data_pusher(buffer)
         )
-        for learned in (policy, ranked):
-            task.use(OffPolicyLearner(learned, buffer))
+        task.use(OffPolicyLearner(policy, buffer))
+        task.use(OffPolicyLearner(ranked, buffer, name="ranked"))
         task.run(max_step=1)
         assert task.ctx.train_iter == 2
     assert not unread(BCPolicy, read)

@@ -76,7 +76,7 @@ def test_snapshots_and_the_config_have_the_model() -> None:
     model = Constant(learns_first=True)
     learner = RewardLearner(model, weight=0.5)
     assert learner.snapshot_parts == {"reward_model": model}
-    assert plain_values(learner.settings) == {"weight": 0.5, "env_weight": 0.0}
+    assert plain_values(learner.settings) == {"name": None, "weight": 0.5, "env_weight": 0.0}
     assert learner.components == {"model": model}
     assert model.settings == {"batch_size": 100, "epochs": 1}
     assert learner.roles == (Role.LEARNER,)

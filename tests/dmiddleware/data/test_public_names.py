@@ -11,7 +11,7 @@ unpack_checkpoint
 OfflineDataset Minibatches load_rows save_dataset load_minari save_minari
 MinibatchUnit minibatches n_minibatches select_columns
 HindsightReplay GoalFunction
-DemonstrationReplay DemonstrationReplaySettings
+MixedReplay MixedReplaySettings
 """
 
 

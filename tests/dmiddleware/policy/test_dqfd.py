@@ -8,7 +8,7 @@ import gymnasium as gym
 import pytest
 import torch
 
-from dmiddleware.data import DemonstrationReplay, TensorBuffer
+from dmiddleware.data import MixedReplay, TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.policy import DQfDPolicy
@@ -115,11 +115,11 @@ def test_it_learns_from_collected_rows_and_demonstrations_of_several_steps() -> 
     with make_env_manager(lambda: gym.make("CartPole-v1"), env_num=2, seed=0) as envs:
         policy = DQfDPolicy.for_env(envs, seed=0, n_step=3, obs_norm=True)
         rows = policy.train_batch(RolloutCollector(policy, envs).collect(64))
-    buffer = TensorBuffer(64, transform=DemonstrationReplay(rows, share=0.25), seed=0)
-    buffer.bind(n_step=policy.n_step, discount=policy.discount)
+    buffer = MixedReplay(TensorBuffer(64, seed=0), rows, share=0.25)
+    buffer.bind(n_step=policy.n_step, discount=policy.discount, burn_in=None, start_columns=())
     buffer.push(rows)
-    sample = buffer.sample(16)
-    assert int(sample["is_expert"].sum()) == 4
+    (sample,) = buffer.sample_ahead(48, at_most=1)
+    assert int(sample["is_expert"].sum()) == 12
     assert set(sample["step_reward"].tolist()) == {1.0}
     assert set(sample["reward"].tolist()) > {1.0}
     output = policy.learn_mode.forward(sample)

@@ -1,0 +1,48 @@
+"""Two policies that learn in one run, each in a part of its own, started by ``ditask --main``."""
+
+from __future__ import annotations
+
+from dmiddleware import Task
+from dmiddleware.data import TensorBuffer
+from dmiddleware.env import make_env_manager
+from dmiddleware.policy import DQNPolicy, PPOPolicy
+from middleware import (
+    ContextExchanger,
+    DataPusher,
+    EpsGreedyHandler,
+    Experiment,
+    GAEEstimator,
+    InteractionEvaluator,
+    ModelExchanger,
+    OffPolicyLearner,
+    OnPolicyLearner,
+    StepCollector,
+    TerminationChecker,
+)
+
+SMALL = {"encoder_hidden_sizes": [8]}
+
+
+def main() -> None:
+    """Learn CartPole with DQN, and Pendulum with PPO, for a few updates."""
+    envs, games = ({name: make_env_manager(name, env_num=2, seed=seed) for name in
+                    ("CartPole-v1", "Pendulum-v1")} for seed in (0, 1))  # fmt: skip
+    red = DQNPolicy.for_env(envs["CartPole-v1"], model=SMALL, batch_size=8)
+    blue = PPOPolicy.for_env(envs["Pendulum-v1"], model=SMALL, batch_size=16, epoch_per_collect=1)
+    buffer = TensorBuffer(500)
+    with Task(seed=0) as task:
+        for name, policy in (("red", red), ("blue", blue)):
+            task.use(ContextExchanger(name=name)).use(ModelExchanger(policy, name=name))
+        task.use(
+            InteractionEvaluator(
+                red, games["CartPole-v1"], n_episode=2, every_train_iter=5, name="red"
+            )
+        )
+        task.use(EpsGreedyHandler(red, name="red"))
+        task.use(StepCollector(red, envs["CartPole-v1"], n_sample=16, name="red"))
+        task.use(DataPusher(buffer, name="red")).use(OffPolicyLearner(red, buffer, name="red"))
+        task.use(StepCollector(blue, envs["Pendulum-v1"], n_sample=32, name="blue"))
+        task.use(GAEEstimator(blue, name="blue")).use(OnPolicyLearner(blue, name="blue"))
+        task.use(TerminationChecker(max_train_iter=12, name="red"))
+        task.use(Experiment("parts", {"red": red, "blue": blue}, n_fresh_episode=2))
+        task.run()
