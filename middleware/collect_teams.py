@@ -45,12 +45,14 @@ class TeamCollector(BaseMiddleware[OnlineRLContext], TakesSettings[TeamCollector
             not.
         settings: the options, each by keyword; see :class:`TeamCollectorSettings`.
 
-    Reads, in the part of each team that learns:
+    Reads:
+        In the part of each team that learns:
         ctx.env_step, ctx.env_episode: incremented.
         ctx.train_iter: stored with the rows, as ``collect_iter``.
         ctx.collect_kwargs: keyword arguments of the policy's forward, such as ``eps``.
 
-    Writes, there:
+    Writes:
+        In the same parts:
         ctx.trajectories: the transitions, as the policy's ``Policy.train_batch`` returns them: a
             batch ``[T, E, …]``, or ``[R, …]`` if not all agents of the team acted in each step.
         ctx.trajectory_end_idx: as :class:`StepCollector` does.

@@ -213,11 +213,11 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
         self._earned = {}
 
     def _earn(self, turn: _Turn) -> None:
-        for what, named in (("reward", turn.rewards), ("observation", turn.obs)):
-            for agent in named:
+        for kind, by_agent in (("reward", turn.rewards), ("observation", turn.obs)):
+            for agent in by_agent:
                 if agent not in self._numbers:
                     raise EnvProtocolError(
-                        f"{self._env} returned the {what} of the agent {agent!r}, but its agents "
+                        f"{self._env} returned the {kind} of the agent {agent!r}, but its agents "
                         f"are {_names(self._numbers)}; list all that ever take part in "
                         "possible_agents"
                     )
@@ -349,9 +349,9 @@ class _Turns:
         ended, infos = dict[Any, bool](), dict[Any, Any]()
         while env.agents:
             agent = env.agent_selection
-            seen, reward, terminated, truncated, info = env.last()
+            observation, reward, terminated, truncated, info = env.last()
             # Games may write to theirs again.
-            obs[agent], infos[agent] = own_copy(seen), dict(info)
+            obs[agent], infos[agent] = own_copy(observation), dict(info)
             rewards[agent] = rewards.get(agent, 0.0) + reward
             if not (terminated or truncated):
                 return _Turn(obs, rewards, ended, [agent], infos)

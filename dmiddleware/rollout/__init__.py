@@ -5,7 +5,7 @@ from dmiddleware.rollout.collector import RolloutCollector
 from dmiddleware.rollout.evaluation import VectorEvalMonitor, evaluate_episodes
 from dmiddleware.rollout.game import Game, GameSettings, TeamEnvs, make_game
 from dmiddleware.rollout.opponents import OpponentPool
-from dmiddleware.rollout.seats import Frozen, against
+from dmiddleware.rollout.seats import Frozen, Player, against
 from dmiddleware.rollout.team_rollout import TeamRollout
 from dmiddleware.rollout.video import record_video, write_video
 
@@ -21,6 +21,7 @@ __all__ = [
     "TeamEnvs",
     "TeamRollout",
     "Frozen",
+    "Player",
     "against",
     "record_video",
     "write_video",

@@ -242,9 +242,9 @@ class TeamInputs(ActInputs):
     def with_actions(self, output: dict[str, Any], action: Value) -> dict[str, Any]:
         """Return what the policy returned, with other actions of those whose turn it is."""
         rows = torch.from_numpy(np.flatnonzero(self._team.acts))
-        taken = _with_rows(self._standing["action"], rows, index_rows(action, rows))
-        self._standing = {**self._standing, "action": taken}
-        return {**output, "action": taken}
+        actions = _with_rows(self._standing["action"], rows, index_rows(action, rows))
+        self._standing = {**self._standing, "action": actions}
+        return {**output, "action": actions}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept between steps, as plain data."""

@@ -437,12 +437,12 @@ class TeamEnvs(BaseEnvManager):
         abnormal = step.abnormal[order]
         next_obs = self._obs_of(next_all)
         if self.is_joint:
-            left = next_obs[AGENT_MASK]
+            present = next_obs[AGENT_MASK]
             valid = closed.any(axis=1)
-            done = valid & ~left.any(axis=1)
+            done = valid & ~present.any(axis=1)
             is_cut = truncated.any(axis=1)
             # Nothing follows for those that have left, but for those that a limit has cut off.
-            left[done] = truncated[done]
+            present[done] = truncated[done]
             terminated, truncated = done & ~is_cut, done & is_cut
         else:
             abnormal = np.repeat(abnormal, self._n_agent)
@@ -596,14 +596,14 @@ class TeamEnvs(BaseEnvManager):
         manager = self._game.env_manager
         spaces: Any = manager.observation_space
         actions: Any = manager.action_space
-        one = spaces[AGENTS][self.team][0], actions[self.team][0]
+        pair = spaces[AGENTS][self.team][0], actions[self.team][0]
         if not self.is_joint:
-            return one
+            return pair
         masks = spaces.spaces.get(ACTION_MASK, {})
         state = spaces.spaces.get(STATE)
         try:
             return team_spaces(
-                AgentSpaces(self._n_agent, *one, state), has_action_masks=self.team in masks
+                AgentSpaces(self._n_agent, *pair, state), has_action_masks=self.team in masks
             )
         except SpaceError as error:
             raise SpaceError(f"team {self.team!r}: {error}") from error

@@ -35,8 +35,8 @@ class Tag:
     possible_agents = [*_CATCHERS, _RUNNER]
 
     def __init__(self) -> None:
-        seen = gym.spaces.Box(-1.0, 1.0, (6,))
-        self.observation_space = dict.fromkeys(self.possible_agents, seen)
+        space = gym.spaces.Box(-1.0, 1.0, (6,))
+        self.observation_space = dict.fromkeys(self.possible_agents, space)
         self.action_space: dict[str, gym.Space[Any]] = {
             **dict.fromkeys(_CATCHERS, gym.spaces.Discrete(len(_MOVES))),
             _RUNNER: gym.spaces.Box(-1.0, 1.0, (2,)),

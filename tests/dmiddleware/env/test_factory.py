@@ -36,6 +36,7 @@ def test_the_public_names_are_these():
         "BattleEnv",
         "PettingZooAdapter",
         "ParallelEnvAdapter",
+        "GameEnv",
         "OpponentEnv",
         "Opponents",
         "AgentSpaces",
