@@ -28,7 +28,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn
 
 import yaml
 
@@ -325,7 +325,16 @@ class _CommandLine:
     def flags(self) -> Iterator[tuple[str, bool]]:
         """Yield the dotted name of each option, and whether it is a flag."""
         for info in describe(self._class):
-            yield from _flags(info.name, info, self._values.get(info.name, MISSING))
+            yield from _flags(info, self._values.get(info.name, MISSING))
+
+    def _switches(self) -> set[str]:
+        """Return the options that are flags and also take texts."""
+        return {
+            f"--{path.replace('_', '-')}"
+            for info in describe(self._class)
+            for path, hint in _hints_by_path(info, self._values.get(info.name, MISSING))
+            if _texts_of_switch(hint)
+        }
 
     def refuse_foreign(self, arguments: Sequence[str]) -> None:
         """Answer an option under the name that another library gives it with ours, and exit."""
@@ -396,7 +405,7 @@ class _CommandLine:
         cli: Any = tyro.cli
         values = cli(
             self._class,
-            args=list(arguments),
+            args=_with_values(arguments, self._switches()),
             prog=self._prog,
             description=self._text,
             registry=self._registry(only),
@@ -418,7 +427,7 @@ class _CommandLine:
         from tyro.constructors import ConstructorRegistry, StructTypeInfo
 
         registry = ConstructorRegistry()
-        for rule in (_whole_numbers, _schedules, _mappings, _texts_of_functions):
+        for rule in (_whole_numbers, _schedules, _mappings, _texts_of_functions, _switches):
             registry.primitive_rule(rule)
 
         @registry.struct_rule
@@ -529,13 +538,44 @@ def _checked(cls: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in given}
 
 
-def _flags(path: str, info: SettingInfo, default: Any) -> Iterator[tuple[str, bool]]:
+def _flags(info: SettingInfo, default: Any) -> Iterator[tuple[str, bool]]:
+    for path, hint in _hints_by_path(info, default):
+        yield path, members_of(hint) == [bool] and default is not MISSING
+
+
+def _hints_by_path(info: SettingInfo, default: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted names of options with their types."""
+    path = f"{before}{info.name}"
     if not isinstance(default, Settings):
-        yield path, members_of(info.hint) == [bool] and default is not MISSING
+        yield path, info.hint
         return
     for field in describe(type(default)):
         if not field.by_program:
-            yield from _flags(f"{path}.{field.name}", field, getattr(default, field.name))
+            yield from _hints_by_path(field, getattr(default, field.name), f"{path}.")
+
+
+def _texts_of_switch(hint: Any) -> list[str]:
+    """Return the texts that a flag takes in addition to no value; none: it is not such a flag."""
+    members = members_of(hint)
+    literals = [member for member in members if typing.get_origin(member) is Literal]
+    texts = [text for member in literals for text in typing.get_args(member)]
+    return texts if bool in members and len(literals) == len(members) - 1 else []
+
+
+def _with_values(arguments: Sequence[str], switches: Collection[str]) -> list[str]:
+    """Write the flags that also take texts with values: ``--x`` as ``--x True``."""
+    words: list[str] = []
+    for at, word in enumerate(arguments):
+        option = word.replace("_", "-")
+        positive = option.replace("no-", "", 1) if "no-" in option else option
+        if option in switches:
+            is_last = at + 1 == len(arguments) or arguments[at + 1].startswith("-")
+            words += [word, "True"] if is_last else [word]
+        elif positive in switches:
+            words += [positive, "False"]
+        else:
+            words.append(word)
+    return words
 
 
 def _parameters(main: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -773,6 +813,27 @@ def _texts_of_functions(info: Any) -> Any:
         return value if isinstance(value, str) else name_of(value)
 
     return _text_spec("STR", str, lambda value: isinstance(value, str) or callable(value), write)
+
+
+def _switches(info: Any) -> Any:
+    """Read a flag that also takes texts; ``--x`` and ``--no-x`` have got values before."""
+    texts = _texts_of_switch(info.type)
+    if not texts:
+        return None
+
+    def read(text: str) -> Any:
+        if text in texts:
+            return text
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"must be true, false or {', '.join(texts)}, got {text!r}")
+        return text.lower() == "true"
+
+    return _text_spec(
+        "|".join(("True", "False", *texts)),
+        read,
+        lambda value: isinstance(value, bool) or value in texts,
+        str,
+    )
 
 
 def _mappings(info: Any) -> Any:

@@ -22,6 +22,7 @@ __all__ = [
     "UncompiledOptimizer",
     "call",
     "compiler_traces_gradients",
+    "copy_all",
     "forward_layers",
     "fused_adam",
     "move_towards",
@@ -150,6 +151,16 @@ def scale(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
         return
     for tensor in tensors:
         tensor.mul_(factor)
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy tensors into others of their shapes; on a GPU in one kernel instead of one for each."""
+    with torch.no_grad():
+        if _is_on and targets:
+            torch._foreach_copy_(targets, sources)
+            return
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
 
 
 def move_towards(tensors: list[torch.Tensor], ends: list[torch.Tensor], share: float) -> None:

@@ -18,7 +18,14 @@ from dmiddleware.data import (
 from dmiddleware.distributed import gather_from_ranks, rank_and_world_size, sum_over_ranks
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Task
-from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
+from dmiddleware.policy import (
+    HasModes,
+    LearnMode,
+    as_learn_mode,
+    is_update,
+    late_stops,
+    update_outputs,
+)
 from dmiddleware.seeding import derive_seed
 from dmiddleware.settings import Count, TakesSettings, takes_options
 from dmiddleware.tree import Batch, flatten_lead, items_of, to_device, with_columns
@@ -254,7 +261,8 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
     columns that the policy learns from (its ``learn_columns``, ``optional_columns``, ``act_inputs``
     and recurrent ``state``) are moved to its device, once, and gathered. When the policy returns
     ``kl_stop``, because it has moved too far from the policy that collected, the remaining
-    minibatches and epochs are skipped.
+    minibatches and epochs are skipped. A GPU is asked at the end of an epoch, so there the other
+    minibatches of the epoch are tried, each by itself.
 
     With the policy's ``recompute_advantage``, every epoch but the first starts with new
     values, advantages and returns, from the value function as it is then (Andrychowicz et al.,
@@ -375,13 +383,20 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         outputs: list[dict[str, Any]],
         generator: torch.Generator,
     ) -> bool:
-        """Learn from all rows once; return whether to continue with another epoch."""
+        """Learn from all rows once; return whether to continue with another epoch.
+
+        What a GPU decides on the way is read at the end.
+        """
+        n_before = len(outputs)
         for batch in minibatches(data, n, unit=self._unit, generator=generator):
             for output in self._update(ctx, batch):
                 outputs.append(output)
                 if not is_update(output):
                     return False
-        return True
+        n_late = late_stops(outputs[n_before:])
+        self._mode.spec.uncount_updates(n_late)
+        ctx.train_iter -= n_late
+        return n_late == 0
 
 
 class OfflineLearner(PolicyUpdater[OfflineRLContext]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from unittest import mock
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from dmiddleware import Task
-from dmiddleware.data import DeviceBuffer, PrioritySamplerSettings
+from dmiddleware.data import TensorBuffer
 from dmiddleware.env import VectorEnvManager
 from dmiddleware.policy import (
     DDPGPolicy,
@@ -139,7 +139,9 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self._bus = bus
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(  # noqa: C901  # a case for each way to name a device
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else None
         attribute = getattr(func, "__self__", None)
@@ -157,6 +159,8 @@ class _Calls(TorchFunctionMode):
             return func(_unmarked(first), *args[1:], **kwargs)
         if func is torch.nn.functional.one_hot and _is_marked(first):
             return _mark(func(_unmarked(first), *args[1:], **kwargs))  # it makes zeros inside
+        if func is torch.Tensor.new_tensor and _is_marked(first):
+            return self._made_from_values(func, args, kwargs)
         if func is torch.Tensor.to:
             return self._moved(func, args, kwargs)
         device = kwargs.get("device")
@@ -166,6 +170,11 @@ class _Calls(TorchFunctionMode):
                 self._note_copy(result)
             _mark(result)
         return result
+
+    def _made_from_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        self._note_copy(result)
+        return _mark(result)
 
     def _moved(self, func: Any, args: Any, kwargs: Any) -> Any:
         if "/torch/" in sys._getframe(2).f_code.co_filename:
@@ -237,7 +246,7 @@ def env_of(kind: type[Policy]) -> type[TensorEnv]:
 def chain(
     kind: type[Policy],
     env_num: int = 64,
-    priority: PrioritySamplerSettings | None = None,
+    buffer: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Policy, list[Any]]:
     """Return a policy, and the chain that trains it in envs of its device."""
@@ -249,19 +258,19 @@ def chain(
         estimators = [] if kind.learns_from_trajectories else [GAEEstimator(policy)]
         return policy, [*explore, collector, *estimators, OnPolicyLearner(policy)]
     policy = kind.for_env(envs, seed=0, batch_size=env_num, **options)
-    buffer = DeviceBuffer(100 * env_num, priority=priority, seed=0)
+    replay = TensorBuffer(100 * env_num, device=DEVICE, seed=0, **(buffer or {}))
     return policy, [
         *([EpsGreedyHandler(policy)] if issubclass(kind, QLearningPolicy) else []),
         StepCollector(policy, envs, n_sample=env_num),
-        DataPusher(buffer),
-        OffPolicyLearner(policy, buffer, update_per_collect=4),
+        DataPusher(replay),
+        OffPolicyLearner(policy, replay, update_per_collect=4),
     ]
 
 
 def place(policy: Policy) -> None:
     """Mark what a policy has on its device; networks are moved there by their parameters."""
     seen: set[int] = set()
-    waiting: list[Any] = [dict(policy.components), policy._runner]
+    waiting: list[Any] = [dict(policy.components), policy._runner, policy.model]
     while waiting:
         value = waiting.pop()
         if id(value) in seen or isinstance(value, torch.Generator | type | Codec):
@@ -279,7 +288,7 @@ def place(policy: Policy) -> None:
             waiting.append(value.__self__)
 
 
-def count(kind: type[Policy], *, n_before: int = 3, **options: Any) -> Bus:
+def count(kind: type[Policy], *, n_before: int = 4, **options: Any) -> Bus:
     """Count one step of the chain of an algorithm, after a few others."""
     bus = Bus()
     with on_device(), bus.watched(), Task(OnlineRLContext(), seed=0) as task:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dmiddleware import Task
-from dmiddleware.data import PrioritySamplerSettings
+from dmiddleware.data import PrioritySampler
 from dmiddleware.env import VectorEnvManager
 from dmiddleware.policy import (
     A2CPolicy,
@@ -17,11 +17,13 @@ from dmiddleware.policy import (
     DDPGPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    FastTD3Policy,
     IMPALAPolicy,
     IQNPolicy,
     PPOPolicy,
     PQNPolicy,
     QRDQNPolicy,
+    R2D2Policy,
     RecurrentPPOPolicy,
     SACPolicy,
     TD3Policy,
@@ -32,6 +34,15 @@ from middleware.record.run_folder import RunFolder
 from tests.bus_counter import DEVICE, Bus, chain, count, env_of, on_device, place
 from tests.variants import mostly_slow
 
+SEQUENCES = {"unroll_len": 3, "stride": 2, "sampler": PrioritySampler()}
+SMALL_MEMORY = {"encoder_hidden_sizes": [16], "hidden_size": 16}
+SMALL_ATOMS = {
+    "v_min": -400.0,
+    "v_max": 0.0,
+    "n_atoms": 11,
+    "actor_hidden_sizes": [16],
+    "critic_hidden_sizes": [16],
+}
 _ONCE = {"epoch_per_collect": 1}  # after 100 updates, the policy looks for skipped steps
 
 
@@ -40,7 +51,7 @@ _ONCE = {"epoch_per_collect": 1}  # after 100 updates, the policy looks for skip
     mostly_slow(
         [
             (PPOPolicy, _ONCE),
-            (DQNPolicy, {"priority": PrioritySamplerSettings()}),
+            (DQNPolicy, {"priority": True, "buffer": {"sampler": PrioritySampler()}}),
             (SACPolicy, {}),
             (PQNPolicy, _ONCE),
             (PQNPolicy, {**_ONCE, "obs_norm": True}),
@@ -50,6 +61,8 @@ _ONCE = {"epoch_per_collect": 1}  # after 100 updates, the policy looks for skip
             (IMPALAPolicy, {}),
             (DQNPolicy, {}),
             (DQNPolicy, {"n_step": 3}),
+            (R2D2Policy, {"burn_in": 2, "model": SMALL_MEMORY, "buffer": SEQUENCES}),
+            (FastTD3Policy, {"n_step": 3, "model": SMALL_ATOMS}),
             (C51Policy, {"model": {"v_min": 0.0, "v_max": 200.0}}),
             (QRDQNPolicy, {}),
             (IQNPolicy, {}),

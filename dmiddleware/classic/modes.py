@@ -29,6 +29,7 @@ from dmiddleware.classic.errors import UnknownAttribute
 from dmiddleware.classic.monitored import monitored_of
 from dmiddleware.classic.nstep_samples import with_summed_rewards
 from dmiddleware.classic.policy_config import ClassicSettings, as_classic
+from dmiddleware.distributed import rank_and_world_size
 from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import ConfigError, PolicyError
 from dmiddleware.policy import Policy as CorePolicy
@@ -481,6 +482,12 @@ def _adapted_collect_mode(mode: core.CollectMode) -> CollectMode:
             return data
         return to_rows(flatten_lead(batch))
 
+    if rank_and_world_size()[1] > 1 and getattr(mode.spec.settings, "reward_norm", False):
+        raise ConfigError(
+            "reward_norm must be False: this collector scales each trajectory by itself, while "
+            "several ranks sum their statistics once for each collected batch; collect in a chain, "
+            "or set value_norm=True instead"
+        )
     attributes = _Attributes(mode.spec)
     return CollectMode(
         forward=_acting_on_both(mode),

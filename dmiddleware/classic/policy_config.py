@@ -51,9 +51,10 @@ _PATHS: Final[Mapping[str, str]] = {
     **{
         name: name
         for name in (
-            "action_bounding", "action_high", "action_low", "bp_update_sync", "burn_in", "compile",
-            "cuda", "gae_lambda", "model", "multi_gpu", "norm_clip", "obs_norm", "priority",
-            "return_scale", "reward_norm", "seed", "target_kl", "target_return", "value_norm",
+            "action_bounding", "action_high", "action_low", "autocast", "bp_update_sync", "burn_in",
+            "compile", "cuda", "gae_lambda", "model", "multi_gpu", "norm_clip", "obs_norm",
+            "priority", "return_scale", "reward_norm", "seed", "target_kl", "target_return",
+            "value_norm",
         )
     },
 }  # fmt: skip

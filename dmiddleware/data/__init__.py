@@ -1,6 +1,5 @@
 """Batches, replay buffers, offline datasets and checkpoints."""
 
-from dmiddleware.data.device_buffer import DeviceBuffer, DeviceBufferSettings
 from dmiddleware.data.hindsight import GoalFunction, HindsightReplay, HindsightReplaySettings
 from dmiddleware.data.minibatches import (
     MinibatchUnit,
@@ -68,8 +67,6 @@ __all__ = [
     "ReplayBuffer",
     "TensorBuffer",
     "TensorBufferSettings",
-    "DeviceBuffer",
-    "DeviceBufferSettings",
     "SampleTransform",
     "MixedReplay",
     "MixedReplaySettings",

@@ -6,10 +6,11 @@ import json
 from collections.abc import Collection, Mapping
 
 import numpy as np
+import torch
 
-from dmiddleware.errors import CheckpointMismatch
+from dmiddleware.errors import CheckpointMismatch, ConfigError
 
-__all__ = ["check_state", "generator_from_text", "generator_to_text"]
+__all__ = ["check_state", "generator_from_text", "generator_to_text", "usable_device"]
 
 
 def check_state(name: str, state: object, keys: Collection[str]) -> None:
@@ -32,3 +33,14 @@ def generator_from_text(text: str) -> np.random.Generator:
     bit_generator = np.random.PCG64()
     bit_generator.state = json.loads(text)
     return np.random.Generator(bit_generator)
+
+
+def usable_device(name: str) -> torch.device:
+    """Return a device of this machine, or raise a :class:`~dmiddleware.errors.ConfigError`."""
+    try:
+        return torch.empty(0, device=name).device
+    except (AssertionError, RuntimeError) as error:
+        raise ConfigError(
+            f"device={name!r} cannot be used here: {str(error).splitlines()[0]}; pass a device "
+            "that this machine has, or leave it out"
+        ) from error

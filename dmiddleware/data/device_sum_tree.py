@@ -33,8 +33,31 @@ class DeviceSumTree:
 
     def fill(self, start: int, stop: int) -> None:
         """Give the slots from ``start`` to ``stop`` the highest priority so far."""
+        self._fill(start, stop, (self._highest + self._eps) ** self._alpha)
+
+    def empty(self, start: int, stop: int) -> None:
+        """Never draw the slots from ``start`` to ``stop`` until they are filled again."""
+        self._fill(start, stop, 0.0)
+
+    def fill_where(self, start: int, chosen: torch.Tensor) -> None:
+        """Give some of the slots from ``start`` on the highest priority so far.
+
+        Args:
+            start: the first of them.
+            chosen: ``[n]`` bool; other slots keep what they have.
+        """
+        stop = start + len(chosen)
+        mass = (self._highest + self._eps) ** self._alpha
+        present = self._nodes[self._first + start : self._first + stop]
+        self._fill(start, stop, torch.where(chosen, mass, present))
+
+    def count(self) -> int:
+        """Return how many slots can be drawn, which waits for the device."""
+        return int((self._nodes[self._first :] > 0).sum())
+
+    def _fill(self, start: int, stop: int, mass: torch.Tensor | float) -> None:
         first, last = self._first + start, self._first + stop - 1
-        self._nodes[first : last + 1] = (self._highest + self._eps) ** self._alpha
+        self._nodes[first : last + 1] = mass
         while first > 1:
             first, last = first >> 1, last >> 1
             below = self._nodes[2 * first : 2 * last + 2]
@@ -43,6 +66,8 @@ class DeviceSumTree:
     def set(self, slot: torch.Tensor, priority: torch.Tensor, *, is_held: torch.Tensor) -> None:
         """Set the priorities of slots where ``is_held``; of equal slots, any one counts.
 
+        Slots that are empty stay so.
+
         Args:
             slot: int64 ``[n]``.
             priority: ``[n]``; after one that is negative or not finite, all weights are NaN.
@@ -50,8 +75,9 @@ class DeviceSumTree:
         """
         value = priority.to(self._nodes.dtype)
         value = value.where((value >= 0) & value.isfinite(), torch.nan)
-        self._highest = torch.maximum(self._highest, value.where(is_held, 0.0).amax())
         node = slot + self._first
+        is_held = is_held & (self._nodes[node] != 0)
+        self._highest = torch.maximum(self._highest, value.where(is_held, 0.0).amax())
         mass = ((value + self._eps) ** self._alpha).where(value.isfinite(), torch.nan)
         self._nodes[node] = torch.where(is_held, mass, self._nodes[node])
         for _ in range(self._depth):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -204,13 +205,16 @@ class MixedReplay(TakesSettings[MixedReplaySettings]):
         """The buffer of the demonstrations, with the options of the own one."""
         if self.demonstrations is None:
             assert self._rows is not None
-            own, rows = self.own.settings, self._rows
+            settings, rows = self.own.settings, self._rows
             options: dict[str, Any] = {
-                name: own.get(name) for name in ("n_step", "discount", "unroll_len")
+                name: settings.get(name) for name in ("n_step", "discount", "unroll_len")
             }
             if self.unroll_len is not None:
-                options |= {"burn_in": own.get("burn_in"), "start_columns": self._start_columns}
-            seed = own.get("seed")
+                options |= {
+                    "burn_in": settings.get("burn_in"),
+                    "start_columns": self._start_columns,
+                }
+            seed = settings.get("seed")
             shown = TensorBuffer(
                 rows["reward"].numel(),
                 **options,
@@ -245,17 +249,13 @@ class MixedReplay(TakesSettings[MixedReplaySettings]):
         n_shown = round(self._share * n)
         if 0 < self._share < 1 < n:
             n_shown = min(max(n_shown, 1), n - 1)
-        own: list[Batch] = []
+        collected: list[Batch] = []
         if n_shown < n:
-            own = self.own.sample_ahead(n - n_shown, at_most=at_most, counters=counters)
+            collected = self.own.sample_ahead(n - n_shown, at_most=at_most, counters=counters)
         shown: list[Batch] = []
-        while n_shown and len(shown) < max(len(own), 1):
-            shown += self._draw_shown(n_shown, max(len(own), 1) - len(shown), counters)
-        if not shown:
-            return [self._as_sample(batch, n, None) for batch in own]
-        if not own:
-            return [self._as_sample(None, n, batch) for batch in shown]
-        return [self._as_sample(*pair) for pair in zip(own, [n] * len(own), shown, strict=True)]
+        while n_shown and len(shown) < max(len(collected), 1):
+            shown += self._draw_shown(n_shown, max(len(collected), 1) - len(shown), counters)
+        return [self._as_sample(*pair, n=n) for pair in itertools.zip_longest(collected, shown)]
 
     def _draw_shown(self, n: int, at_most: int, counters: Counters | None) -> list[Batch]:
         try:
@@ -266,7 +266,7 @@ class MixedReplay(TakesSettings[MixedReplaySettings]):
                 "the policy's batch_size"
             ) from None
 
-    def _as_sample(self, own: Batch | None, n: int, shown: Batch | None) -> Batch:
+    def _as_sample(self, own: Batch | None, shown: Batch | None, *, n: int) -> Batch:
         """Return the rows of both as one sample of ``n``; None: all are of the other buffer."""
         of_own = {} if own is None else dict(leaves(own))
         of_shown = {} if shown is None else dict(leaves(shown))

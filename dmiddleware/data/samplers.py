@@ -255,6 +255,8 @@ class PrioritySampler(TakesSettings[PrioritySamplerSettings]):
         lacks_priorities: whether no priority was ever set, so that draws are uniform.
         progress: the part of the run that is done, from 0 to 1, for a ``beta`` by progress;
             middleware that draw set it. None: not known.
+        n_pushed: rows pushed, for a ``beta`` by ``"env_step"``.
+        n_draws: batches drawn, for one by ``"update"``.
 
     Raises:
         ConfigError: if an option is not valid.
@@ -272,8 +274,8 @@ class PrioritySampler(TakesSettings[PrioritySamplerSettings]):
         self._beta_origin: float = 0
         self.highest = 1.0
         self.lacks_priorities = True
-        self._n_draws = 0
-        self._total = 0
+        self.n_draws = 0
+        self.n_pushed = 0
         self._numbers = np.empty(0)
         self._attached: SumTree | None = None
 
@@ -304,7 +306,7 @@ class PrioritySampler(TakesSettings[PrioritySamplerSettings]):
             self._beta = dataclasses.replace(self._beta, start=beta)
 
     def _beta_count(self) -> float:
-        counters = Counters(env_step=self._total, update=self._n_draws, progress=self.progress)
+        counters = Counters(env_step=self.n_pushed, update=self.n_draws, progress=self.progress)
         return self._beta.count(counters)
 
     def attach(self, size: int) -> None:
@@ -336,14 +338,14 @@ class PrioritySampler(TakesSettings[PrioritySamplerSettings]):
             lowest = mass.min()
         mass /= lowest
         mass **= -self.beta
-        self._n_draws += 1
+        self.n_draws += 1
         return index, mass.astype(np.float32)
 
     def pushed(self, first: int, n: int) -> None:
         """Give new rows the highest priority so far."""
         tree = self._tree
         mass = self._mass(self.highest)
-        self._total = first + n
+        self.n_pushed = first + n
         start = first % tree.size
         until_end = min(n, tree.size - start)
         tree.fill(start, start + until_end, mass)
@@ -384,7 +386,7 @@ class PrioritySampler(TakesSettings[PrioritySamplerSettings]):
             priority = np.abs(priority)  # it has a negative zero
             highest = np.maximum.reduce(priority.view(np.uint64))
         self.highest = max(self.highest, float(highest.view(np.float64)))
-        slots = index if self._total <= self._tree.size else index % self._tree.size
+        slots = index if self.n_pushed <= self._tree.size else index % self._tree.size
         self._tree.set(slots, self._mass(priority))
         self.lacks_priorities = False
 
@@ -393,10 +395,10 @@ class PrioritySampler(TakesSettings[PrioritySamplerSettings]):
         return {
             "mass": self._tree.values.take(index % self._tree.size),
             "highest": self.highest,
-            "n_draws": self._n_draws,
+            "n_draws": self.n_draws,
             "first_beta": self._beta.start,
             "beta_origin": self._beta_origin,
-            "total": self._total,
+            "total": self.n_pushed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], index: Ints) -> None:
@@ -405,11 +407,11 @@ class PrioritySampler(TakesSettings[PrioritySamplerSettings]):
         self.lacks_priorities = False
         self._tree.set(index % self._tree.size, state["mass"])
         self.highest = state["highest"]
-        self._n_draws = state["n_draws"]
+        self.n_draws = state["n_draws"]
         if state["first_beta"] != self._beta.start:
             self._set_first_beta(state["first_beta"])
         self._beta_origin = state["beta_origin"]
-        self._total = state["total"]
+        self.n_pushed = state["total"]
 
     @property
     def _tree(self) -> SumTree:

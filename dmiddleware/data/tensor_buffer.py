@@ -14,7 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data.buffer_state import check_state, generator_from_text, generator_to_text
+from dmiddleware.data.buffer_state import (
+    check_state,
+    generator_from_text,
+    generator_to_text,
+    usable_device,
+)
 from dmiddleware.data.n_step import LAST_STEP_COLUMNS, n_step_returns
 from dmiddleware.data.ring.row_ring import RowRing
 from dmiddleware.data.ring.storage import in_memory, mapped_to
@@ -41,6 +46,8 @@ __all__ = ["SampleTransform", "TensorBuffer", "TensorBufferSettings"]
 
 # Larger copies are slower than several small ones, which reuse memory.
 _BYTES_AHEAD = 2**19
+
+_ON_HOST_ONLY = ("follow_episodes", "frame_stacks", "transform", "storage")
 
 _CLOSED = "this TensorBuffer is closed; create another one"
 
@@ -137,6 +144,12 @@ class TensorBufferSettings(Settings):
     """A folder for memory-mapped files, for more rows than fit into memory; None: keep the rows in
     memory. The files have no names; they are gone when the buffer is closed, or its process ends.
     To keep rows, save the buffer's state."""
+    device: str | None = None
+    """Where to keep the rows, such as ``"cuda"``; they are drawn there, too, and rows of elsewhere
+    are moved there. A device takes rows ``[T, E, …]``, always of the same envs, and has no
+    ``follow_episodes``, ``frame_stacks``, ``transform``, ``storage`` and ``store_next_obs=False``.
+    None: where the first rows are, or on the host, if they are on the CPU or an option is one of
+    these."""
     seed: Annotated[Whole | None, BY_PROGRAM] = None
     """Seed of the buffer's random generator; None takes one from the system."""
 
@@ -207,7 +220,10 @@ class TensorBuffer(TakesSettings[TensorBufferSettings], Closing):
         self.sampler: Sampler = settings.sampler or UniformSampler()
         self.sampler.attach(self.size)
         self._transform = settings.transform
-        self._arrange(settings)
+        if settings.device is None:
+            self._arrange(settings)
+        else:
+            self._move_to(settings)
 
     def _arrange(self, settings: TensorBufferSettings) -> None:
         """Take the options of an empty buffer; those that are None have no effect."""
@@ -237,6 +253,25 @@ class TensorBuffer(TakesSettings[TensorBufferSettings], Closing):
         )
         if self._transform is not None:
             self._transform.attach(self)
+
+    def _move_to(self, settings: TensorBufferSettings) -> None:
+        """Become an empty buffer of a device, which has another implementation."""
+        from dmiddleware.data.device_buffer import DeviceBuffer
+
+        implementation: Any = DeviceBuffer
+        self.__class__ = implementation
+        self._arrange(settings)
+
+    def _lacking_on(self, settings: TensorBufferSettings) -> list[str]:
+        """Return which of the options a buffer of a device does not have."""
+        lacking = [name for name in _ON_HOST_ONLY if getattr(settings, name)]
+        if not settings.store_next_obs:
+            lacking.append("store_next_obs=False")
+        sampler = self.sampler
+        if isinstance(sampler, UniformSampler):
+            return lacking if sampler.replace else [*lacking, "UniformSampler(replace=False)"]
+        is_known = isinstance(sampler, PrioritySampler)
+        return lacking if is_known else [*lacking, type(sampler).__name__]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a buffer with the same rows, priorities and random numbers.
@@ -318,7 +353,7 @@ class TensorBuffer(TakesSettings[TensorBufferSettings], Closing):
             options["n_step"] = checked("n_step", n_step, Count)
             discount = float(checked("discount", discount, Fraction))
         with self._lock:
-            new = {} if self._rows.has_structure else self._missing(options)
+            new = {} if self._has_structure else self._missing(options)
             if burn_in not in (None, self.burn_in, new.get("burn_in")):
                 raise ConfigError(
                     f"the buffer has burn_in={self.burn_in}, but the policy has "
@@ -332,6 +367,14 @@ class TensorBuffer(TakesSettings[TensorBufferSettings], Closing):
                 self.discount = discount
             if new:
                 self._arrange(dataclasses.replace(self._settings, **new))
+
+    @property
+    def _has_structure(self) -> bool:
+        return self._rows.has_structure
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(_CLOSED)
 
     def _missing(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of the policy's options that the buffer does not have yet."""
@@ -387,6 +430,15 @@ class TensorBuffer(TakesSettings[TensorBufferSettings], Closing):
                 raise ValueError(_CLOSED)
             if not self._rows.has_structure:
                 batch = as_batch(batch)
+                done, settings = batch.get("done"), self._settings
+                if (
+                    done is not None
+                    and done.device.type != "cpu"
+                    and done.dim() == 2
+                    and not self._lacking_on(settings)
+                ):
+                    self._move_to(dataclasses.replace(settings, device=str(done.device)))
+                    return self.push(batch)
                 self._leave_returns(batch)
             first, n = self._rows.push(batch)
             self.sampler.pushed(first, n)
@@ -632,8 +684,7 @@ class TensorBuffer(TakesSettings[TensorBufferSettings], Closing):
             yield self._state(live=True)
 
     def _state(self, *, live: bool) -> dict[str, Any]:
-        if self._closed:
-            raise ValueError(_CLOSED)
+        self._check_open()
         return {
             "rows": self._rows.state_dict(live=live),
             "sampler": self.sampler.state_dict(np.arange(self._rows.first, self._rows.total)),
@@ -650,21 +701,29 @@ class TensorBuffer(TakesSettings[TensorBufferSettings], Closing):
             CheckpointMismatch: if this buffer has different options or a different structure.
         """
         with self._lock:
-            if self._closed:
-                raise ValueError(_CLOSED)
+            self._check_open()
+            device = state.get("device") if isinstance(state, Mapping) else None
+            if device is not None and not self._rows.has_structure:
+                _check_resumed(device)
+                self._move_to(dataclasses.replace(self._settings, device=device))
+                self.load_state_dict(state)
+                return
             check_state("TensorBuffer", state, ("rows", "sampler", "sampler_type", "generator"))
-            sampler_type = type(self.sampler).__name__
-            if state["sampler_type"] != sampler_type:
-                raise CheckpointMismatch(
-                    f"the state comes from a buffer with a {state['sampler_type']}, but this one "
-                    f"has a {sampler_type}; build it with the same options"
-                )
+            self._check_sampler_of(state)
             if not self._rows.has_structure:
                 self._leave_returns(state["rows"].get("leaves", ()))
             self._rows.load_state_dict(state["rows"])
             rows = np.arange(self._rows.first, self._rows.total)
             self.sampler.load_state_dict(state["sampler"], rows)
             self.generator = generator_from_text(state["generator"])
+
+    def _check_sampler_of(self, state: Mapping[str, Any]) -> None:
+        sampler_type = type(self.sampler).__name__
+        if state["sampler_type"] != sampler_type:
+            raise CheckpointMismatch(
+                f"the state comes from a buffer with a {state['sampler_type']}, but this one "
+                f"has a {sampler_type}; build it with the same options"
+            )
 
     def _leave_returns(self, columns: Container[str]) -> None:
         """Leave the rewards of the first rows as they are if they are n-step returns already."""
@@ -755,6 +814,16 @@ class TensorBuffer(TakesSettings[TensorBufferSettings], Closing):
             )
         is_held: npt.NDArray[np.bool_] = index >= self._rows.first
         return is_held
+
+
+def _check_resumed(device: str) -> None:
+    try:
+        usable_device(device)
+    except ConfigError as error:
+        raise CheckpointMismatch(
+            f"the rows of this state were on {device}, which this machine does not have; resume "
+            "the run on one that has it, or build the buffer with device='cpu'"
+        ) from error
 
 
 def _as_batch(arrays: Mapping[str, Array]) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import logging
 import os
@@ -12,7 +13,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -41,6 +43,8 @@ __all__ = [
     "require_process_group",
     "sum_over_ranks",
 ]
+
+T = TypeVar("T", bound=torch.Tensor)
 
 BEAT_S: Final = 0.5
 """Seconds between the heartbeats of a rank."""
@@ -365,21 +369,21 @@ class GradientReducer:
         overlap: reduce each gradient while backward still computes the earlier layers' ones
             (config ``bp_update_sync=False``). Reductions start in one fixed order on every rank,
             whatever the order in which gradients become ready, since collectives match by order.
-        share: the weight of this rank's gradients; None: equal weights until :meth:`begin`.
     """
 
-    def __init__(
-        self, model: nn.Module, *, overlap: bool = False, share: float | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, *, overlap: bool = False) -> None:
         self._model = model
-        # Backward reaches the last layers first.
-        self._parameters = [p for p in model.parameters() if p.requires_grad][::-1]
-        self._share = 1.0 / dist.get_world_size() if share is None else share
+        self._parameters = _trained_parameters(model)
+        self._share = 1.0 / dist.get_world_size()
         self._rows: tuple[int, torch.Tensor, dist.Work] | None = None
         self._ready: set[int] = set()
         self._works: list[dist.Work] = []
         self._started = 0
         self._hooks: list[RemovableHandle] = []
+        self._number = next(_numbers)
+        _reducers[self._number] = self
+        device = self._parameters[0].device if self._parameters else "cpu"
+        self._order = torch.zeros((), device=device)
         if overlap:
             for position, parameter in enumerate(self._parameters):
                 hook = self._make_hook(position)
@@ -419,10 +423,10 @@ class GradientReducer:
             model: None: the reducer's own. With ``overlap``, only its reductions start earlier.
         """
         if model is not None and model is not self._model:
-            GradientReducer(model, share=self.share()).reduce()
+            self._reduce_in_buckets(_trained_parameters(model))
             return
         if not self._hooks:
-            self._reduce_in_buckets()
+            self._reduce_in_buckets(self._parameters)
             return
         self._start_until(len(self._parameters))
         with collective():
@@ -432,39 +436,63 @@ class GradientReducer:
         self._works.clear()
         self._started = 0
 
+    def average(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Average gradients over the ranks, in place; a compiled update may contain it."""
+        self._exchange("average", gradients)
+
+    def add(self, numbers: torch.Tensor) -> None:
+        """Replace numbers by their sums over the ranks, in place; a compiled update may contain it.
+
+        Args:
+            numbers: on the device of the gradients; as many on all ranks.
+        """
+        self._exchange("add", [numbers])
+
+    def agree_on_largest(self, number: torch.Tensor) -> None:
+        """Replace a number by the largest of all ranks, in place; a compiled update may contain it.
+
+        Args:
+            number: on the device of the gradients.
+        """
+        self._exchange("largest", [number])
+
+    def _exchange(self, operation: str, tensors: Sequence[torch.Tensor]) -> None:
+        if torch.compiler.is_compiling():
+            torch.ops.dmiddleware.exchange(list(tensors), self._order, self._number, operation)
+        else:
+            self.make(operation, tensors)
+
+    def make(self, operation: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Exchange tensors outside of a compiled function: ``average``, ``add`` or ``largest``."""
+        if operation == "average":
+            share = self.share()
+            for bucket in _buckets(tensors):
+                averaged = _summed([tensor.mul_(share) for tensor in bucket])
+                for tensor, result in zip(bucket, averaged, strict=True):
+                    tensor.copy_(result)
+            return
+        (numbers,) = tensors
+        if operation == "largest":
+            largest_over_ranks(numbers)
+            return
+        with collective():
+            dist.all_reduce(numbers)
+
     def close(self) -> None:
         """Remove the hooks from the parameters; may be called twice."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
-    def _reduce_in_buckets(self) -> None:
+    def _reduce_in_buckets(self, parameters: Sequence[nn.Parameter]) -> None:
         """Reduce all gradients in few large messages, since each message takes its time."""
         share = self.share()
-        for bucket in self._buckets():
+        for bucket in _buckets(parameters):
             gradients = [
                 torch.zeros_like(p) if p.grad is None else p.grad.mul_(share) for p in bucket
             ]
-            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            with collective():
-                dist.all_reduce(flat)
-            sizes = [gradient.numel() for gradient in gradients]
-            for parameter, part in zip(bucket, torch.split(flat, sizes), strict=True):
-                parameter.grad = part.view_as(parameter)
-
-    def _buckets(self) -> Iterator[list[nn.Parameter]]:
-        """Yield the parameters, together if they have one dtype and are not too large."""
-        bucket: list[nn.Parameter] = []
-        n_bytes = 0
-        for parameter in self._parameters:
-            is_other = bucket and parameter.dtype != bucket[-1].dtype
-            if is_other or n_bytes >= _BUCKET_BYTES:
-                yield bucket
-                bucket, n_bytes = [], 0
-            bucket.append(parameter)
-            n_bytes += parameter.numel() * parameter.element_size()
-        if bucket:
-            yield bucket
+            for parameter, result in zip(bucket, _summed(gradients), strict=True):
+                parameter.grad = result
 
     def _make_hook(self, position: int) -> Callable[[torch.Tensor], None]:
         def reduce_when_ready(_: torch.Tensor) -> None:
@@ -487,6 +515,53 @@ class GradientReducer:
                 assert work is not None
                 self._works.append(work)
         self._started = max(self._started, end)
+
+
+_numbers = itertools.count()
+_reducers: Final[WeakValueDictionary[int, GradientReducer]] = WeakValueDictionary()
+"""The reducers that compiled updates find by their numbers, as long as something holds them."""
+
+
+@torch.library.custom_op(
+    "dmiddleware::exchange",
+    # Each exchange seems to change ``order``, so the compiler keeps them in the order of the
+    # program: all ranks must make the same ones.
+    mutates_args=("tensors", "order"),
+    schema="(Tensor(a!)[] tensors, Tensor(b!) order, int number, str operation) -> ()",
+)
+def _exchange(
+    tensors: list[torch.Tensor], order: torch.Tensor, number: int, operation: str
+) -> None:
+    _reducers[number].make(operation, tensors)
+
+
+def _trained_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters in the order in which backward reaches them: the last layers first."""
+    return [p for p in model.parameters() if p.requires_grad][::-1]
+
+
+def _buckets(tensors: Sequence[T]) -> Iterator[list[T]]:
+    """Yield tensors, together if they have one dtype and are not too large."""
+    bucket: list[T] = []
+    n_bytes = 0
+    for tensor in tensors:
+        is_other = bucket and tensor.dtype != bucket[-1].dtype
+        if is_other or n_bytes >= _BUCKET_BYTES:
+            yield bucket
+            bucket, n_bytes = [], 0
+        bucket.append(tensor)
+        n_bytes += tensor.numel() * tensor.element_size()
+    if bucket:
+        yield bucket
+
+
+def _summed(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors of one dtype summed over the ranks, in one message."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    with collective():
+        dist.all_reduce(flat)
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _open_store(folder: str, rank: int, size: int, timeout: datetime.timedelta) -> Store:

@@ -6,6 +6,7 @@ from dmiddleware.env.envpool_manager import EnvPoolManager
 from dmiddleware.env.factory import EnvSettings, make_env, make_env_manager
 from dmiddleware.env.game_env import GameEnv
 from dmiddleware.env.games import BattleEnv
+from dmiddleware.env.jax_env import JaxEnv
 from dmiddleware.env.manager import BaseEnvManager, check_env_manager
 from dmiddleware.env.opponent_env import OpponentEnv, Opponents
 from dmiddleware.env.pettingzoo import ParallelEnvAdapter, PettingZooAdapter
@@ -23,6 +24,7 @@ __all__ = [
     "BaseEnvManager",
     "SyncEnvManager",
     "AsyncEnvManager",
+    "JaxEnv",
     "SimulatorEnv",
     "VectorEnvManager",
     "EnvPoolManager",

@@ -236,7 +236,7 @@ class ActorQ(Network):
 
 @MODEL_REGISTRY.register("categorical_actor_q")
 class CategoricalActorQ(ActorQ):
-    """A deterministic actor, and a critic with a categorical distribution over returns.
+    """A deterministic actor, and critics with a categorical distribution over returns.
 
     Source: Barth-Maron et al., "Distributed Distributional Deterministic Policy Gradients" (2018),
     appendix A.
@@ -247,7 +247,8 @@ class CategoricalActorQ(ActorQ):
         n_atoms: the number of returns that have a probability.
         v_min: the lowest of them.
         v_max: the highest; the others are evenly spaced between both.
-        **options: the other options of :class:`ActorQ`, without ``n_critics``, ``n_quantiles`` and
+        n_critics: the number of critics.
+        **options: the other options of :class:`ActorQ`, without ``n_quantiles`` and
             ``deterministic``.
 
     Raises:
@@ -256,7 +257,7 @@ class CategoricalActorQ(ActorQ):
         ValueError: if ``v_min`` is not below ``v_max``, or there is one atom.
 
     Attributes:
-        critic: a :class:`QEnsemble` of one, which returns the logits ``[1, B, n_atoms]``.
+        critic: a :class:`QEnsemble`, which returns the logits ``[n_critics, B, n_atoms]``.
         support: ``[n_atoms]``, the returns.
     """
 
@@ -270,9 +271,14 @@ class CategoricalActorQ(ActorQ):
         n_atoms: int = 51,
         v_min: float = -10.0,
         v_max: float = 10.0,
+        n_critics: int = 1,
         **options: Any,
     ) -> None:
         support = support_of_returns(n_atoms, v_min, v_max)
-        fixed: dict[str, Any] = {"n_critics": 1, "n_quantiles": n_atoms, "deterministic": True}
+        fixed: dict[str, Any] = {
+            "n_critics": n_critics,
+            "n_quantiles": n_atoms,
+            "deterministic": True,
+        }
         super().__init__(obs_shape, action_shape, **{**options, **fixed})
         self.register_buffer("support", support, persistent=False)

@@ -32,6 +32,7 @@ from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings, QRDQNP
 from dmiddleware.policy.dqfd import DQfDPolicy, DQfDSettings
 from dmiddleware.policy.dqn import DQNPolicy, DQNSettings
 from dmiddleware.policy.edac import EDACPolicy, EDACSettings
+from dmiddleware.policy.fasttd3 import FastTD3Policy, FastTD3Settings
 from dmiddleware.policy.fqf import FQFPolicy, FQFSettings
 from dmiddleware.policy.impala import IMPALAPolicy, IMPALASettings
 from dmiddleware.policy.iql import IQLPolicy, IQLSettings
@@ -75,6 +76,7 @@ from dmiddleware.policy.tqc import TQCPolicy, TQCSettings
 from dmiddleware.policy.update import (
     UpdateOutput,
     is_update,
+    late_stops,
     priorities_of_rows,
     update_outputs,
 )
@@ -119,6 +121,7 @@ __all__ = [
     "as_eval_mode",
     "update_outputs",
     "is_update",
+    "late_stops",
     "priorities_of_rows",
     "POLICY_REGISTRY",
     "create_policy",
@@ -177,6 +180,8 @@ __all__ = [
     "TQCSettings",
     "CrossQPolicy",
     "CrossQSettings",
+    "FastTD3Policy",
+    "FastTD3Settings",
     "BCPolicy",
     "BCSettings",
     "TD3BCPolicy",

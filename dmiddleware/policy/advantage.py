@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from dmiddleware.distributed import sum_over_ranks
 from dmiddleware.policy.actor_critic import ActorCriticPolicy, ActorCriticSettings
 from dmiddleware.policy.agents import present_agents
 from dmiddleware.policy.component import Component
@@ -36,14 +34,6 @@ class AdvantageSettings(ObsNormSettings, ActorCriticSettings):
     adv_norm: bool = True
     """Whether to normalize advantages in each minibatch."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(
-            not (self.multi_gpu and (self.reward_norm or self.value_norm)),
-            "multi_gpu",
-            "False with reward_norm or value_norm, since the ranks would have different statistics",
-        )
-
 
 class AdvantagePolicy(ActorCriticPolicy):
     """An actor-critic that learns from the columns ``adv`` and ``ret``.
@@ -63,6 +53,8 @@ class AdvantagePolicy(ActorCriticPolicy):
       in units of the return. The statistics take the returns of each collected batch once, before
       it is learned from (:meth:`observe_returns`).
     - ``adv_norm``: advantages have mean 0 and standard deviation 1 in each minibatch.
+
+    With several ranks, all of these are the statistics of what all ranks see.
     """
 
     cfg: AdvantageSettings
@@ -72,11 +64,13 @@ class AdvantagePolicy(ActorCriticPolicy):
         self.reward_normalizer: RewardNormalizer | None = None
         if self.cfg.reward_norm:
             self.reward_normalizer = RewardNormalizer(
-                discount=self.cfg.discount, clip=self.cfg.norm_clip
+                discount=self.cfg.discount,
+                clip=self.cfg.norm_clip,
+                return_stats=self.make_statistics(),
             )
         self.return_stats: RunningMeanStd | None = None
         if self.cfg.value_norm:
-            self.return_stats = RunningMeanStd(device=self.device)
+            self.return_stats = self.make_statistics(device=self.device, in_place=True)
 
     @cached_property
     def spec(self) -> PolicySpec:
@@ -108,6 +102,7 @@ class AdvantagePolicy(ActorCriticPolicy):
         # The returns of unfinished episodes are kept by id, on the host.
         columns = (column.cpu() for column in (reward, batch["done"], batch["episode_id"]))
         self.reward_normalizer.update(*(column.reshape(lanes) for column in columns))
+        self.share_statistics()
         return self.reward_normalizer.normalize(reward)
 
     def observe_returns(self, ret: torch.Tensor, obs: Nested | None = None) -> None:
@@ -144,22 +139,28 @@ class AdvantagePolicy(ActorCriticPolicy):
             weight: the weight of each row in the losses, of mean 1; None: all weigh the same.
         """
         adv: torch.Tensor = batch["adv"]
-        return self._standardized(adv, weight) if self.cfg.adv_norm else adv
-
-    def _standardized(self, adv: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        """Return advantages with mean 0 and standard deviation 1 over the rows of all ranks.
-
-        With several agents, over the agents of this rank that take part.
-        """
+        if not self.cfg.adv_norm:
+            return adv
+        if self.reducer is not None:
+            return self._standardized_over_ranks(adv, weight)
         if weight is not None:
             centered = adv - (adv * weight).mean()
             return centered / ((centered.square() * weight).mean().sqrt() + 1e-8)
-        if self.reducer is None:
-            return adv if adv.numel() < 2 else (adv - adv.mean()) / (adv.std() + 1e-8)
+        return adv if adv.numel() < 2 else (adv - adv.mean()) / (adv.std() + 1e-8)
+
+    def _standardized_over_ranks(
+        self, adv: torch.Tensor, weight: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return advantages with mean 0 and standard deviation 1 over the rows of all ranks."""
+        assert self.reducer is not None
         wide = adv.double()
-        n_rows, total = sum_over_ranks([wide.numel(), wide.sum().item()])
-        if n_rows < 2:
-            return adv
-        mean = total / n_rows
-        (squares,) = sum_over_ranks([(wide - mean).square().sum().item()])
-        return (adv - mean) / (math.sqrt(squares / (n_rows - 1)) + 1e-8)
+        counts = torch.ones_like(wide) if weight is None else (weight > 0).double()
+        sums = torch.stack([counts.sum(), (wide * counts).sum()])
+        self.reducer.add(sums)
+        n_rows = sums[0]
+        centered = wide - sums[1] / n_rows
+        squares = (centered.square() * counts).sum()
+        self.reducer.add(squares)
+        n_free = n_rows - 1.0 if weight is None else n_rows
+        scaled = (centered / ((squares / n_free).sqrt() + 1e-8)).to(adv.dtype)
+        return torch.where(n_free > 0, scaled, adv)

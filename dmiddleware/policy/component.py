@@ -12,8 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import nn
 
+from dmiddleware.distributed import GradientReducer
 from dmiddleware.errors import CheckpointMismatch, ConfigError, PolicyError
-from dmiddleware.rl.optim import FusedAdam, OpaqueStep, RMSprop
+from dmiddleware.rl.optim import FusedAdam, FusedAdamW, OpaqueStep, RMSprop
 from dmiddleware.schedule import Schedule
 from dmiddleware.torch_private import move_towards, scale
 
@@ -109,14 +110,8 @@ def adamw(
         betas: decay of the means of the gradient and of its square.
         eps: added to the denominator.
     """
-    return torch_optimizer(
-        torch.optim.AdamW,
-        learning_rate,
-        weight_decay=weight_decay,
-        betas=betas,
-        eps=eps,
-        fused=True,
-    )
+    make = partial(FusedAdamW, weight_decay=weight_decay, betas=betas, eps=eps)
+    return MakeOptimizer(Schedule.of(learning_rate), make)
 
 
 def torch_optimizer(
@@ -211,26 +206,18 @@ class Component(Generic[M_co]):
         self._copies: list[torch.Tensor] = []
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._not_finite = torch.zeros(())
-        self._reduce: Callable[[], None] | None = None
-        self._agree: Callable[[torch.Tensor], None] | None = None
+        self._reducer: GradientReducer | None = None
 
-    def prepare(
-        self,
-        *,
-        not_finite: torch.Tensor,
-        reduce: Callable[[], None] | None = None,
-        agree: Callable[[torch.Tensor], None] | None = None,
-    ) -> None:
+    def prepare(self, *, not_finite: torch.Tensor, reducer: GradientReducer | None = None) -> None:
         """Build what learning needs: the optimizer and the target network.
 
         Args:
             not_finite: a float32 scalar, the same for all components of an algorithm. A step whose
                 loss or norm of the gradient is not finite sets it to 1; until it is 0 again, no
                 step changes anything.
-            reduce: averages the module's gradients over all ranks.
-            agree: replaces a number by the largest of all ranks, in place.
+            reducer: averages the module's gradients over all ranks; None: there is one.
         """
-        self._not_finite, self._reduce, self._agree = not_finite, reduce, agree
+        self._not_finite, self._reducer = not_finite, reducer
         module: Any = self.module
         if self.target_rule is not None:
             target: Any = copy.deepcopy(module).requires_grad_(False).eval()
@@ -257,10 +244,26 @@ class Component(Generic[M_co]):
         trained = [p for p in module.parameters() if p.requires_grad]
         self._parameters = _checked_parameters(optimizer, trained)
         self.optimizer, self.schedule = optimizer, None
-        if type(optimizer) in (FusedAdam, RMSprop):
+        if type(optimizer) in (FusedAdam, FusedAdamW, RMSprop):
             self._apply = optimizer.apply  # type: ignore[attr-defined]
         else:
             self._apply = OpaqueStep(optimizer, self._parameters)
+
+    def require_capturable(self, name: str) -> None:
+        """Refuse an optimizer whose steps read values back, which a CUDA graph cannot contain.
+
+        Args:
+            name: the component's, for the message.
+
+        Raises:
+            ConfigError: if it is another one than those of :func:`adam` and :func:`rmsprop`.
+        """
+        if isinstance(self._apply, OpaqueStep):
+            raise ConfigError(
+                f'compile must not be "graphs" with the {type(self.optimizer).__name__} of {name}, '
+                "because its steps read back whether to be made; set compile=True, or use "
+                "adam(...) or rmsprop(...)"
+            )
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the optimizer, but not its options: the component keeps its own.
@@ -306,8 +309,8 @@ class Component(Generic[M_co]):
             finite = finite.logical_and_(norm.isfinite())
             scale(used, (self._max_norm / (norm + 1e-6)).clamp_max_(1.0))
         found_inf = finite.logical_not_().float()
-        if self._agree is not None:
-            self._agree(found_inf)
+        if self._reducer is not None:
+            self._reducer.agree_on_largest(found_inf)
         # Components that step later would learn from what this one could not.
         found_inf = self._not_finite.clamp_(min=found_inf)
         if skip is not None:
@@ -369,15 +372,28 @@ class Component(Generic[M_co]):
 
     def _gradients(self, loss: torch.Tensor) -> list[torch.Tensor | None]:
         """Return the gradient of each parameter, averaged over all ranks; None: unused."""
+        reducer = self._reducer
         if torch.compiler.is_compiling():
             # A compiled function cannot write to the parameters' gradients.
-            return list(torch.autograd.grad(loss, self._parameters, allow_unused=True))
+            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            return list(gradients) if reducer is None else self._averaged(gradients)
         for parameter in self._parameters:
             parameter.grad = None
         loss.backward(inputs=self._parameters)  # type: ignore[no-untyped-call]
-        if self._reduce is not None:
-            self._reduce()
+        if reducer is not None:
+            module: Any = self.module
+            reducer.reduce(module)
         return [parameter.grad for parameter in self._parameters]
+
+    def _averaged(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Return gradients averaged over all ranks; parameters without one count as zeros."""
+        assert self._reducer is not None
+        averaged = [
+            torch.zeros_like(parameter) if gradient is None else gradient.clone()
+            for gradient, parameter in zip(gradients, self._parameters, strict=True)
+        ]
+        self._reducer.average(averaged)
+        return [*averaged]
 
 
 def _checked_parameters(

@@ -83,30 +83,39 @@ class D4PGPolicy(DDPGPolicy):
         reward, terminated = batch["reward"], batch["terminated"]
         discount, support = batch.get("discount", self.cfg.discount), self.support
         with torch.no_grad():
-            next_prob = self._log_probs(self.critic.target, batch["next_obs"], next_action).exp()
+            next_probs = self._log_probs(self.critic.target, batch["next_obs"], next_action).exp()
+            next_prob = self._of_smallest_mean(next_probs)
         moved: dict[str, Any] = {"discount": discount, "support": support}
         target = categorical_target(next_prob, reward, terminated, **moved)
         action = self.codec.to_raw(batch["action"])
-        log_prob = self._log_probs(self.critic.module, batch["obs"], action)
-        losses = -(target * log_prob).sum(-1)
+        log_probs = self._log_probs(self.critic.module, batch["obs"], action)
+        losses = -(target * log_probs).sum(-1)
         # What remains of the cross-entropy without the target's entropy, which nothing can change.
-        divergence = losses.detach() + torch.xlogy(target, target).sum(-1)
+        divergence = losses.detach().mean(0) + torch.xlogy(target, target).sum(-1)
         logged = {
-            "q_value": (log_prob.exp() * support).sum(-1).mean(),
+            "q_value": (log_probs.exp() * support).sum(-1).mean(),
             "target_q_value": (target * support).sum(-1).mean(),
             "clipped_share": clipped_share(next_prob, reward, terminated, **moved),
         }
-        return weighted_mean(losses, batch.get("weight")), divergence.clamp_min(0.0), logged
+        loss = weighted_mean(losses.sum(0), batch.get("weight"))
+        return loss, divergence.clamp_min(0.0), logged
 
     def value_of(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
-        """Return ``[B]``, the expected returns of raw actions ``[B, A]``."""
-        log_prob = self._log_probs(self.critic.module, obs, action)
-        return (log_prob.exp() * self.support).sum(-1)
+        """Return ``[B]``, the smallest of the expected returns of raw actions ``[B, A]``."""
+        log_probs = self._log_probs(self.critic.module, obs, action)
+        return (log_probs.exp() * self.support).sum(-1).amin(0)
+
+    def _of_smallest_mean(self, probs: torch.Tensor) -> torch.Tensor:
+        """Return ``[B, n_atoms]``: in each row, the distribution of one of ``[C, B, n_atoms]``."""
+        if len(probs) == 1:
+            return probs[0]
+        chosen = (probs * self.support).sum(-1).argmin(0)
+        return probs.gather(0, chosen.view(1, -1, 1).expand_as(probs[:1]))[0]
 
     def _log_probs(self, critic: nn.Module, obs: Value, action: torch.Tensor) -> torch.Tensor:
-        """Return ``[B, n_atoms]``, the log-probabilities of the returns."""
-        shape = (1, len(action), len(self.support))
-        return with_rows(critic(obs, action), shape, what="of the critic")[0].log_softmax(-1)
+        """Return ``[n_critics, B, n_atoms]``, the log-probabilities of the returns."""
+        shape = ("n_critics", len(action), len(self.support))
+        return with_rows(critic(obs, action), shape, what="of the critic").log_softmax(-1)
 
     def learn(self, batch: Batch, **kwargs: Any) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         """Make one update; see :meth:`Policy.learn`."""

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from dmiddleware.data.minibatches import MinibatchUnit
-from dmiddleware.distributed import largest_over_ranks
 from dmiddleware.errors import PolicyError
 from dmiddleware.model import DecisionTransformer
 from dmiddleware.policy.action_codec import ActorSettings
@@ -142,7 +141,7 @@ class DecisionTransformerPolicy(Policy):
         largest = self.largest_return.module
         largest.add(ret, mask & (timestep == 0))
         if self.reducer is not None:
-            largest_over_ranks(largest.value)
+            self.reducer.agree_on_largest(largest.value)
         logged = {"total_loss": loss.detach(), "largest_return": largest.value.clone()}
         hits = bc_hits(distribution, raw)
         if hits is not None:

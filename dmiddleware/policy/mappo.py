@@ -32,8 +32,6 @@ class IPPOPolicy(PPOPolicy):
 
     Options are those of :class:`PPOPolicy`, without ``reward_norm``; use ``value_norm``. Actions
     are Discrete or a Box, the same for all agents.
-
-    With several ranks, each normalizes advantages over its own minibatches.
     """
 
     cfg: MAPPOSettings

@@ -10,6 +10,7 @@ import torch
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteData
 from dmiddleware.model.spaces import array_shape, is_one_hot, shape_leaves
 from dmiddleware.policy.policy_settings import PolicySettings
+from dmiddleware.policy.rank_statistics import RankMeanStd
 from dmiddleware.rl import RunningMeanStd
 from dmiddleware.settings import Positive
 from dmiddleware.tree import Batch, Nested, as_tree
@@ -27,14 +28,6 @@ class ObsNormSettings(PolicySettings):
     """Whether to normalize observations by running statistics."""
     norm_clip: Positive | None = 10.0
     """Largest absolute value of normalized observations; None does not clip."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(
-            not (self.multi_gpu and self.obs_norm) or isinstance(self, DatasetNormSettings),
-            "multi_gpu",
-            "False with obs_norm, since the ranks would have different statistics",
-        )
 
 
 class DatasetNormSettings(ObsNormSettings):
@@ -58,6 +51,9 @@ class ObsNorm:
     Each number has its own statistics, and so has each pixel of an image: what moves stands out
     from a background that does not. One-hot integers pass unchanged.
 
+    With several ranks, the statistics are those of what all ranks had seen when they last learned;
+    until they learn for the first time, each rank uses those of what it has seen itself.
+
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`; None: observations pass unchanged.
         clip: bound of the result's absolute value; None: no bound.
@@ -66,6 +62,7 @@ class ObsNorm:
         of_dataset: whether the statistics are those of a data set: collecting does not update them,
             and learning needs them.
         select: returns the observations that count; None: all do.
+        make_statistics: makes the running statistics of a shape.
     """
 
     def __init__(
@@ -77,6 +74,7 @@ class ObsNorm:
         device: torch.device | str = "cpu",
         of_dataset: bool = False,
         select: Callable[[Nested], Nested] | None = None,
+        make_statistics: Callable[..., RunningMeanStd] = RunningMeanStd,
     ) -> None:
         self.is_on = obs_shape is not None
         self.of_dataset = of_dataset
@@ -88,7 +86,7 @@ class ObsNorm:
             if not is_one_hot(shape)
         } if self.is_on else {}  # fmt: skip
         options: dict[str, Any] = {"eps": eps, "device": device}
-        self._running = {p: RunningMeanStd(s, **options) for p, s in shapes.items()}
+        self._running = {p: make_statistics(s, **options) for p, s in shapes.items()}
         self._published = {p: RunningMeanStd(s, **options) for p, s in shapes.items()}
         self._held = False
         self._learned = False
@@ -101,6 +99,7 @@ class ObsNorm:
         *,
         device: str,
         select: Callable[[Nested], Nested] | None,
+        make_statistics: Callable[..., RunningMeanStd],
     ) -> ObsNorm:
         """Build the normalization that a policy's options ask for.
 
@@ -109,6 +108,7 @@ class ObsNorm:
             model: its model, which may know the shape of observations.
             device: its device.
             select: as in the class.
+            make_statistics: likewise.
 
         Raises:
             ConfigError: if observations are to be normalized, but nothing says what they are.
@@ -129,6 +129,7 @@ class ObsNorm:
             device=device,
             of_dataset=of_dataset,
             select=select,
+            make_statistics=make_statistics,
         )
 
     @property
@@ -160,6 +161,10 @@ class ObsNorm:
             except NonFiniteData as error:
                 error.add_note(f"these are observations, the leaf {_name(path)}")
                 raise
+        self.follow()
+
+    def follow(self) -> None:
+        """Publish the running statistics, unless :meth:`hold` keeps the published ones."""
         if not self._held:
             self._publish()
 
@@ -201,6 +206,8 @@ class ObsNorm:
 
     def _publish(self) -> None:
         for path, stats in self._running.items():
+            if isinstance(stats, RankMeanStd) and not stats.count:
+                stats = stats.unshared
             self._published[path].set_to(stats)
 
     def _normalize(self, obs: Nested, path: tuple[str, ...]) -> Any:

@@ -294,6 +294,10 @@ class _BoxCodec(PartCodec):
                 f"{high.tolist()}; give the env finite ones with "
                 "gymnasium.wrappers.TransformAction, or use an algorithm with 'rescale'"
             )
+        if self._bounds is not None:
+            present_low, present_high = self._bounds
+            if torch.equal(low, present_low) and torch.equal(high, present_high):
+                return  # those on devices stay where a CUDA graph reads them
         self._bounds, self._scales = (low, high), {}
 
     def set_space(self, space: gym.Space[Any], *, was_used: bool) -> None:

@@ -34,6 +34,8 @@ from dmiddleware.policy.acting import (
 )
 from dmiddleware.policy.action_codec import ActionCodec, ActorSettings, mask_of
 from dmiddleware.policy.agents import present_agents, present_observations
+from dmiddleware.policy.autocast import compute_in_bfloat16
+from dmiddleware.policy.captured import CapturedFunction
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.component_attributes import set_components
 from dmiddleware.policy.env_spaces import (
@@ -47,15 +49,17 @@ from dmiddleware.policy.hooks import Hook, check_keywords
 from dmiddleware.policy.modes import MODES, CollectMode, EvalMode, LearnMode, Mode, PolicySpec
 from dmiddleware.policy.obs_norm import ObsNorm
 from dmiddleware.policy.policy_settings import PolicySettings, annotated_settings, device_for
+from dmiddleware.policy.rank_statistics import RankStatistics
 from dmiddleware.policy.state import PolicyState, entry_of, load_model_state
 from dmiddleware.policy.update import (
     UpdateRunner,
     check_columns,
+    is_update,
     standard_columns,
     update_outputs,
 )
 from dmiddleware.process.memory import keep_freed_memory
-from dmiddleware.rl import Distribution
+from dmiddleware.rl import Distribution, RunningMeanStd
 from dmiddleware.schedule import Counters, Schedule, scheduled_in_updates
 from dmiddleware.seeding import derive_seed
 from dmiddleware.settings import hints_of, takes_options
@@ -229,11 +233,19 @@ class Policy:
         self.counters = Counters()
         self.schedules = self._schedules()
         self._present: Sequence[tuple[Schedule, float | torch.Tensor]] = ()
+        self._captured_acting = CapturedFunction(
+            self._act_in_step,
+            self.device,
+            user=f"{type(self).__name__}.act_collect",
+            generators=self._acting_generators,
+        )
+        self._replay_acting = self._act_captured if self.cfg.compile == "graphs" else None
         self._hooks = self._declared_hooks()
         if not any("action_mask" in (hook.keywords or ()) for hook in self._hooks.values()):
             # Methods that do not take it need no masks.
             self.act_inputs = tuple(name for name in self.act_inputs if name != "action_mask")
         self.reducer: GradientReducer | None = None
+        self._rank_statistics = RankStatistics()
         if "learn" in self.modes:
             keep_freed_memory()
             if self.cfg.multi_gpu:
@@ -244,6 +256,7 @@ class Policy:
             self.model,
             device=self.device,
             select=present_observations if self.several_agents else None,
+            make_statistics=self.make_statistics,
         )
         self.setup()
         self.components = {**self._common_components(), **self.make_components()}
@@ -251,6 +264,8 @@ class Policy:
         for component in self.components.values():
             if isinstance(component.module, nn.Module):
                 component.module.to(self.device)
+        if self.cfg.autocast is not None:
+            self._compute_in_bfloat16()
         self._state = PolicyState(
             self.model, self.components, self._generators, type(self).__name__
         )
@@ -502,6 +517,24 @@ class Policy:
             "updates read, such as self.cfg.alpha, of a policy that learns"
         )
 
+    def make_statistics(self, shape: Sequence[int] = (), **options: Any) -> RunningMeanStd:
+        """Return running statistics; with several ranks, of what all of them see.
+
+        Args:
+            shape: of one item.
+            **options: of :class:`~dmiddleware.rl.RunningMeanStd`.
+        """
+        if self.reducer is None:
+            return RunningMeanStd(shape, **options)
+        return self._rank_statistics.make(shape, **options)
+
+    def share_statistics(self) -> None:
+        """Add what all ranks have seen to the statistics; every rank must call it.
+
+        Called before each learning, so an algorithm calls it only to use statistics before.
+        """
+        self._rank_statistics.share()
+
     def rows_of(self, obs: Any, n_lead: int = 1) -> torch.Size:
         """Return the leading dimensions of the outputs for observations ``[…, *obs_shape]``."""
         if self.several_agents:
@@ -661,6 +694,7 @@ class Policy:
             initial_state=self.initial_state,
             check_spaces=self.check_spaces,
             set_counters=self.set_counters,
+            uncount_updates=self.uncount_updates,
             acting_state=self._state.acting,
             load_weights=self.load_weights,
         )
@@ -693,6 +727,14 @@ class Policy:
             ConfigError: if its schedule reads a counter that nothing has set.
         """
         return self.schedules[name].at(self.counters._replace(update=self.train_iter))
+
+    def uncount_updates(self, n: int) -> None:
+        """Take back updates that were counted and, as a GPU told later, not made.
+
+        Args:
+            n: how many; see :func:`late_stops`.
+        """
+        self.train_iter -= n
 
     def set_counters(self, counters: Counters) -> None:
         """Set what schedules read; the policy counts its updates itself."""
@@ -780,7 +822,7 @@ class Policy:
         output = self._runner.run(
             columns, drawn, n_made=self.train_iter, counters=self.counters, batch=batch
         )
-        if not output.get("kl_stop"):
+        if is_update(output):
             self.train_iter += 1
         return output
 
@@ -806,6 +848,8 @@ class Policy:
                     check_observations(batch[name], self.spaces[0], name=name, lead=lead)
         batch = to_device(batch, self.device) if self.on_gpu else batch
         batch = self.check_batch(standard_columns(batch))
+        if self.reducer is not None:
+            self._meet_ranks(self.reducer, batch)
         if self.obs_norm.of_dataset and not self.obs_norm.has_seen_all:
             raise ConfigError(
                 f"{type(self).__name__} has obs_norm=True, but knows nothing of the data set yet; "
@@ -814,11 +858,15 @@ class Policy:
             )
         if not self.model.training:
             self.set_training(True)
-        if self.reducer is not None:
-            self.reducer.begin(self.n_learned_rows(batch))
         output = self.learn(batch, **kwargs)
         update_outputs(output, user=f"{type(self).__name__}.learn")
         return output
+
+    def _meet_ranks(self, reducer: GradientReducer, batch: Batch) -> None:
+        """Exchange with the other ranks what an update needs; every rank calls it for each."""
+        self.share_statistics()
+        self.obs_norm.follow()
+        reducer.begin(self.n_learned_rows(batch))
 
     def _prepare_to_learn(self) -> None:
         self._runner = UpdateRunner(
@@ -833,10 +881,17 @@ class Policy:
         )
         self._present = self._runner.present
 
+    def _compute_in_bfloat16(self) -> None:
+        """Let the networks compute in bfloat16; targets are copies of them."""
+        modules = [self.model, *(component.module for component in self.components.values())]
+        for network in {id(module): module for module in modules}.values():
+            if isinstance(network, nn.Module):
+                compute_in_bfloat16(network)
+
     def _join_ranks(self) -> None:
         """Give all ranks the same parameters, and average the gradients of the updates."""
         require_process_group()
-        overlap = not self.cfg.bp_update_sync
+        overlap = not (self.cfg.bp_update_sync or self.cfg.compile)
         if rank_and_world_size()[1] > 1:
             broadcast_model(self.model)
             self.reducer = GradientReducer(self.model, overlap=overlap)
@@ -864,7 +919,8 @@ class Policy:
                     kwargs[name] = self.as_obs(kwargs[name])
             if self.obs_norm.is_on:
                 obs = self.obs_norm.collected(obs) if mode == "collect" else self.obs_norm(obs)
-            act = self.act_collect if mode == "collect" else self.act_eval
+            collect: Any = self._replay_acting or self.act_collect
+            act = collect if mode == "collect" else self.act_eval
             output = act(obs, np.asarray(env_id), **kwargs)
         if not isinstance(output, dict | Mapping) or "action" not in output:
             raise PolicyOutputError(
@@ -878,6 +934,20 @@ class Policy:
             mask, user = kwargs.get("action_mask"), f"{type(self).__name__}.act_{mode}"
             self.codec.check_allowed(data, acted, mask=mask, user=user)
         return acted
+
+    def _act_captured(
+        self, obs: Value, env_id: npt.NDArray[np.int64], **kwargs: Any
+    ) -> dict[str, Any]:
+        """Act as :meth:`act_collect` does; replay it for envs on the device that step together."""
+        if self._data_on_host or not np.array_equal(env_id, np.arange(len(env_id))):
+            return self.act_collect(obs, env_id, **kwargs)
+        return self._captured_acting(obs, len(env_id), kwargs)
+
+    def _act_in_step(self, obs: Value, n: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return self.act_collect(obs, np.arange(n), **kwargs)
+
+    def _acting_generators(self) -> tuple[torch.Generator, ...]:
+        return (self._generators.on_device.generator,)
 
     def _check_call(self, mode: Mode, kwargs: Mapping[str, Any]) -> None:
         """Check what can be wrong with a call of a mode's forward, whatever its data."""
@@ -1004,11 +1074,14 @@ class Policy:
         for name in ("target", "train_iter"):
             entry_of(state, name)
         self._state.load_learning(state)
+        self._runner.forget_captured()
+        self._captured_acting.forget()
         self.train_iter = int(state["train_iter"])
 
     def _load_acting_state(self, state: dict[str, Any]) -> None:
         self._state.load_acting(state)
         self._state.copy_targets()
+        self._captured_acting.forget()
 
 
 def _to_cpu(outputs: Mapping[str, Any]) -> dict[str, Any]:

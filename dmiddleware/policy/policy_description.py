@@ -124,7 +124,7 @@ def _built(
             "with for_env(env) before training"
         )
     spaces = tuple(space_from(described[f"{name}_space"]) for name in ("observation", "action"))
-    here = {"cuda": cuda, "multi_gpu": False, "compile": False}
+    here = {"cuda": cuda, "multi_gpu": False, "compile": False, "autocast": None}
     network = {key: option for key, option in described["settings"]["model"].items()}
     network.pop("import_names", None)  # loading imports nothing
     kind = network.get("type", cls.model_type)

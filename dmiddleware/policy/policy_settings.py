@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import torch
 
@@ -28,13 +28,16 @@ class PolicySettings(Settings):
     multi_gpu: bool = False
     """Whether to average gradients over the ranks of torch.distributed."""
     bp_update_sync: bool = True
-    """With multi_gpu: False overlaps the averaging of gradients with backward."""
+    """With multi_gpu: False overlaps the averaging of gradients with backward, unless compiled."""
     seed: Annotated[Whole | None, BY_PROGRAM] = None
     """Seed of the initial weights and of acting; None uses torch's seed."""
     model: Options = dataclasses.field(default_factory=dict)
     """The network: `type` (a registered name) and the arguments of its class."""
-    compile: bool = False
-    """Whether to compile the update with torch.compile, which takes a minute at the start."""
+    compile: bool | Literal["graphs"] = False
+    """Whether to compile the update with torch.compile, which takes a minute at the start; 'graphs'
+    also replays it, and acting in envs on the GPU, as CUDA graphs (on the CPU it is True)."""
+    autocast: Literal["bfloat16"] | None = None
+    """The type of the networks' products, by torch.autocast; None: float32."""
     batch_size: Count = 64
     """Rows per update."""
 
@@ -44,10 +47,11 @@ class PolicySettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        mode: object = self.compile
         self.require(
-            not (self.compile and self.multi_gpu),
+            not (mode == "graphs" and self.multi_gpu),
             "compile",
-            "False with multi_gpu, because ranks exchange gradients within the update",
+            "True or False with multi_gpu, because a CUDA graph cannot wait for other ranks",
         )
         self.require(
             not self.compile or torch.__version__ >= _COMPILES_FROM,

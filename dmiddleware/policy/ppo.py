@@ -8,7 +8,6 @@ import torch
 from annotated_types import Gt
 from torch import nn
 
-from dmiddleware.distributed import sum_over_ranks
 from dmiddleware.policy.advantage import AdvantagePolicy, AdvantageSettings
 from dmiddleware.policy.agents import present_agents, weights_of_agents
 from dmiddleware.policy.component import Component, adam
@@ -134,7 +133,7 @@ class PPOPolicy(AdvantagePolicy):
         entropy = (entropy if weight is None else entropy * weight).mean()
         entropy_weight = self.now(cfg.entropy_weight)
         loss = policy.loss + cfg.value_weight * value_loss - entropy_weight * entropy
-        stop = self._has_moved_too_far(policy.approx_kl, batch)
+        stop = self._has_moved_too_far(policy.approx_kl)
         norm = self.actor_critic.step(loss, skip=stop)
         answer = {
             "total_loss": loss.detach(),
@@ -149,16 +148,15 @@ class PPOPolicy(AdvantagePolicy):
             answer["grad_norm"] = norm
         return answer
 
-    def _has_moved_too_far(self, kl: torch.Tensor, batch: Columns) -> torch.Tensor | None:
+    def _has_moved_too_far(self, kl: torch.Tensor) -> torch.Tensor | None:
         """Return whether the policy is further than ``target_kl`` from the collecting policy."""
         target_kl = self.cfg.target_kl
         if target_kl is None:
             return None
         if self.reducer is not None:
             # All ranks stop together; otherwise some would wait for the others' gradients.
-            n_rows = self.n_learned_rows(batch)
-            total, count = sum_over_ranks([kl.item() * n_rows, n_rows])
-            kl = kl.new_tensor(total / count)
+            kl = kl.clone()
+            self.reducer.average([kl])
         near: torch.Tensor = kl <= target_kl
         return near.logical_not()
 

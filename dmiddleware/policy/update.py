@@ -6,19 +6,19 @@ Also what an update returns: its outputs, and priorities for rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
 
-from dmiddleware.distributed import GradientReducer, broadcast_model, largest_over_ranks
+from dmiddleware.distributed import GradientReducer, broadcast_model
 from dmiddleware.errors import (
     DMiddlewareError,
     NonFiniteLoss,
     PolicyOutputError,
     StructureError,
 )
+from dmiddleware.policy.captured import CapturedFunction
 from dmiddleware.policy.component import Component, broken_weights, take_flag
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.torch_private import compiler_traces_gradients
@@ -38,6 +38,7 @@ __all__ = [
     "UpdateRunner",
     "check_columns",
     "is_update",
+    "late_stops",
     "non_finite_error",
     "priorities_of_rows",
     "standard_columns",
@@ -89,6 +90,11 @@ class UpdateOutput(MutableMapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._values
 
+    def unread(self, key: str) -> torch.Tensor | None:
+        """Return a scalar on the GPU, without reading it; None: it has been read, or is none."""
+        value = self._values.get(key)
+        return self._packed[self._scalars.index(key)] if _is_scalar(value) else None
+
     def _read(self) -> None:
         numbers = zip(self._scalars, self._packed.tolist(), strict=True)
         self._values |= {key: number for key, number in numbers if key in self._values}
@@ -105,7 +111,8 @@ class UpdateRunner:
         components: the policy's.
         schedules: the settings that may be schedules, by path.
         device: the policy's.
-        compiles: whether to compile the update.
+        compiles: whether to compile the update; ``"graphs"`` also replays it as a CUDA graph, with
+            the moves of target networks. On the CPU it is the compiled update.
         reducer: averages gradients over the ranks; None: there are none.
         in_model: the components that belong to the model, by name, with their paths in it.
         user: the policy's name, for messages.
@@ -123,7 +130,7 @@ class UpdateRunner:
         schedules: Mapping[str, Schedule],
         *,
         device: str,
-        compiles: bool,
+        compiles: bool | Literal["graphs"],
         reducer: GradientReducer | None,
         in_model: Mapping[str, str],
         user: str,
@@ -135,6 +142,7 @@ class UpdateRunner:
         self._compiles = compiles
         self._user = user
         self._compiled: Callable[..., dict[str, Any]] | None = None
+        self._captured: CapturedFunction | None = None
         self._n_outputs = 0
         self.not_finite = torch.zeros((), device=device)
         self._changing = {
@@ -152,8 +160,7 @@ class UpdateRunner:
                 continue
             if name not in in_model:
                 broadcast_model(component.module)
-            reduce = partial(reducer.reduce, component.module)
-            component.prepare(not_finite=self.not_finite, reduce=reduce, agree=largest_over_ranks)
+            component.prepare(not_finite=self.not_finite, reducer=reducer)
         trained = [
             component for component in components.values() if component.optimizer is not None
         ]
@@ -166,6 +173,10 @@ class UpdateRunner:
             for component in components.values()
             if component.target_rule is not None
         ]
+        if compiles == "graphs":
+            for name, component in components.items():
+                component.require_capturable(name)
+            self._captured = CapturedFunction(self._update_and_move, device, user=f"{user}.update")
         self._first = trained[0] if trained else None
         # Their logged values; the learning rate is that of the optimizer.
         self._scheduled = {
@@ -196,8 +207,7 @@ class UpdateRunner:
             batch: the columns before observations were normalized, for an error.
 
         Returns:
-            The output in Python numbers; on a GPU they are read when they are asked for, except for
-            ``kl_stop``.
+            The output in Python numbers; on a GPU they are read when they are asked for.
 
         Raises:
             NonFiniteLoss: if a step was skipped. A GPU is not waited for: see
@@ -207,23 +217,42 @@ class UpdateRunner:
             self._follow_schedules(counters._replace(update=n_made))
         if self._compiles and self._compiled is None:
             self._compiled = self._compile()
-        output = (self._compiled or self._update)(columns, **drawn)
+        moved = [component for component, every in self._targets if (n_made + 1) % every == 0]
+        if self._captured is None:
+            output = (self._compiled or self._update)(columns, **drawn)
+        else:
+            output = self._captured(columns, drawn, moved)
         if not self._on_gpu and self.not_finite.item():
             self.not_finite.zero_()
             raise non_finite_error(output, batch, self._components, user=self._user)
-        if "kl_stop" in output:
-            output["kl_stop"] = bool(output["kl_stop"])
-        if not output.get("kl_stop"):
-            for component, every in self._targets:
-                if (n_made + 1) % every == 0:
-                    # On a GPU also while steps are skipped, towards weights that do not change.
-                    component.move_target()
+        if moved and (self._captured is None or "kl_stop" in output) and not output.get("kl_stop"):
+            for component in moved:
+                # On a GPU also while steps are skipped, towards weights that do not change.
+                component.move_target()
         if self._first is not None:
             output["cur_lr"] = self._first.learning_rate
         output = {**self._scheduled, **output}
         if self._on_gpu:
             return self._output_on_gpu(output)
+        if "kl_stop" in output:
+            output["kl_stop"] = bool(output["kl_stop"])
         return {key: value.item() if _is_scalar(value) else value for key, value in output.items()}
+
+    def _update_and_move(
+        self, columns: Columns, drawn: Mapping[str, Any], moved: Sequence[Component[Any]]
+    ) -> dict[str, Any]:
+        """Make one update and move targets, except after an update that may have been skipped."""
+        assert self._compiled is not None
+        output = self._compiled(columns, **drawn)
+        if "kl_stop" not in output:
+            for component in moved:
+                component.move_target()
+        return output
+
+    def forget_captured(self) -> None:
+        """Capture updates again, because a state was loaded."""
+        if self._captured is not None:
+            self._captured.forget()
 
     def _follow_schedules(self, counters: Counters) -> None:
         for component in self._rates:
@@ -411,9 +440,19 @@ def update_outputs(
 def is_update(output: Mapping[str, Any]) -> bool:
     """Return whether an output counts as an update: one with ``kl_stop`` does not.
 
-    With ``kl_stop`` the policy reports that it skipped the update.
+    With ``kl_stop`` the policy reports that it skipped the update. What a GPU has not told yet
+    counts as an update; see :func:`late_stops`.
     """
+    if isinstance(output, UpdateOutput) and output.unread("kl_stop") is not None:
+        return True
     return not output.get("kl_stop")
+
+
+def late_stops(outputs: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many outputs have a ``kl_stop`` that was not read yet; waits once for a GPU."""
+    unread = [output.unread("kl_stop") for output in outputs if isinstance(output, UpdateOutput)]
+    flags = [flag for flag in unread if flag is not None]
+    return int(torch.stack(flags).sum()) if flags else 0
 
 
 def priorities_of_rows(

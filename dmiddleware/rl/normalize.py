@@ -26,6 +26,7 @@ class RunningMeanStd:
         shape: shape of one item, ``()`` for scalars.
         eps: added to the variance before the square root.
         device: the device of the statistics and the inputs.
+        in_place: whether updates write to the same tensors, as replayed CUDA graphs need.
 
     Attributes:
         mean: ``shape`` float64, 0 before the first update.
@@ -39,13 +40,15 @@ class RunningMeanStd:
         *,
         eps: float = 1e-8,
         device: torch.device | str = "cpu",
+        in_place: bool = False,
     ) -> None:
         self._shape = tuple(shape)
+        self._in_place = in_place
         self._eps: float = checked("eps", eps, Positive)
         self.mean = torch.zeros(self._shape, dtype=torch.float64, device=device)
         self.var = torch.ones(self._shape, dtype=torch.float64, device=device)
         self.count = 0
-        self._refresh()
+        self._scale = self.std.reciprocal()
 
     @property
     def std(self) -> torch.Tensor:
@@ -75,18 +78,25 @@ class RunningMeanStd:
                 f"the items reach {items.abs().max().item():g}, whose variance is infinite; scale "
                 "them first"
             )
-        if self.count == 0:
-            self.mean, self.var = new_mean, new_var
-        else:
-            total = self.count + n_new
-            share = n_new / total
-            delta = new_mean - self.mean
-            self.mean = self.mean + delta * share
-            self.var = (
-                self.var * (1.0 - share) + new_var * share + delta.square() * share * (1.0 - share)
-            )
-        self.count += n_new
-        self._refresh()
+        self.merge(n_new, new_mean, new_var)
+
+    @torch.no_grad()
+    def merge(self, count: int, mean: torch.Tensor, var: torch.Tensor) -> None:
+        """Add items of which only the statistics are known.
+
+        Args:
+            count: their number, above 0.
+            mean: their mean, ``shape`` float64.
+            var: their population variance, likewise.
+        """
+        if self.count > 0:
+            total = self.count + count
+            share = count / total
+            delta = mean - self.mean
+            mean = self.mean + delta * share
+            var = self.var * (1.0 - share) + var * share + delta.square() * share * (1.0 - share)
+        self.count += count
+        self._put(mean, var)
 
     @torch.no_grad()
     def normalize(self, batch: torch.Tensor, *, clip: float | None = 10.0) -> torch.Tensor:
@@ -110,10 +120,11 @@ class RunningMeanStd:
     def set_to(self, other: RunningMeanStd) -> None:
         """Take the present statistics of another one, of the same shape and on the same device.
 
-        Nothing is copied, because an update replaces the tensors and never writes to them.
+        Nothing is copied, because an update replaces the tensors and never writes to them, unless
+        they are kept in place.
         """
-        self.mean, self.var, self.count = other.mean, other.var, other.count
-        self._refresh()
+        self.count = other.count
+        self._put(other.mean, other.var)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics: ``mean`` and ``var`` (copies, on the CPU) and ``count``."""
@@ -136,10 +147,9 @@ class RunningMeanStd:
                 f"{self._shape}; load them into one of the same observation shape"
             )
         device = self.mean.device
-        self.mean = state["mean"].to(device, torch.float64, copy=True)
-        self.var = state["var"].to(device, torch.float64, copy=True)
         self.count = int(state["count"])
-        self._refresh()
+        mean, var = (state[name].to(device, torch.float64, copy=True) for name in ("mean", "var"))
+        self._put(mean, var)
 
     def _as_items(self, batch: torch.Tensor) -> torch.Tensor:
         n_lead = batch.dim() - len(self._shape)
@@ -150,8 +160,14 @@ class RunningMeanStd:
             )
         return batch.to(torch.float64).reshape(-1, *self._shape)
 
-    def _refresh(self) -> None:
-        self._scale = self.std.reciprocal()
+    def _put(self, mean: torch.Tensor, var: torch.Tensor) -> None:
+        if not self._in_place:
+            self.mean, self.var = mean, var
+            self._scale = self.std.reciprocal()
+            return
+        self.mean.copy_(mean)
+        self.var.copy_(var)
+        self._scale.copy_(self.std.reciprocal())
 
 
 class RewardNormalizer:
@@ -165,15 +181,22 @@ class RewardNormalizer:
     Args:
         discount: gamma, in ``[0, 1]``.
         clip: bound of a scaled reward's absolute value; None: no bound.
+        return_stats: the statistics of returns; None: new ones.
     """
 
     # Episodes cut by an env failure never finish; the oldest beyond this number are dropped.
     _MAX_UNFINISHED = 65_536
 
-    def __init__(self, *, discount: float, clip: float | None = 10.0) -> None:
+    def __init__(
+        self,
+        *,
+        discount: float,
+        clip: float | None = 10.0,
+        return_stats: RunningMeanStd | None = None,
+    ) -> None:
         self._discount: float = checked("discount", discount, Fraction)
         self._clip = clip
-        self._return_stats = RunningMeanStd()
+        self._return_stats = RunningMeanStd() if return_stats is None else return_stats
         # The return so far of each unfinished episode, by episode id.
         self._unfinished: dict[int, float] = {}
 

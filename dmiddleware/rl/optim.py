@@ -9,9 +9,9 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from dmiddleware.torch_private import UncompiledOptimizer, fused_adam
+from dmiddleware.torch_private import UncompiledOptimizer, fused_adam, scale
 
-__all__ = ["FusedAdam", "OpaqueStep", "RMSprop"]
+__all__ = ["FusedAdam", "FusedAdamW", "OpaqueStep", "RMSprop"]
 
 
 class _Lists(NamedTuple):
@@ -72,6 +72,8 @@ class FusedAdam(UncompiledOptimizer, torch.optim.Adam):
 
     # None if a step takes more than one call of the kernel. Not copied or pickled.
     _lists: _Lists | None = None
+    # Whether the weight decay of the group is no term of the gradient.
+    _is_decoupled = False
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class FusedAdam(UncompiledOptimizer, torch.optim.Adam):
                 lr=group["lr"],
                 beta1=group["betas"][0],
                 beta2=group["betas"][1],
-                weight_decay=group["weight_decay"],
+                weight_decay=0.0 if self._is_decoupled else group["weight_decay"],
                 eps=group["eps"],
             )
         elif lists is None:
@@ -140,7 +142,8 @@ class FusedAdam(UncompiledOptimizer, torch.optim.Adam):
                 list(itertools.compress(tensors, used))
                 for tensors in (lists.parameters, lists.first_moments, lists.second_moments)
             )
-            lists.counter.add_(keep * lists.counter.new_tensor(used))
+            none = keep * 0.0
+            lists.counter.add_(torch.stack([keep if is_used else none for is_used in used]))
             steps = list(itertools.compress(lists.counter.unbind(), used))
             for p, gradient, m, v, step in zip(
                 parameters, gradients, first, second, steps, strict=True
@@ -184,6 +187,44 @@ class FusedAdam(UncompiledOptimizer, torch.optim.Adam):
         """Add parameters with separate options; from then on, steps are those of Adam."""
         super().add_param_group(param_group)
         self._lists = None
+
+
+class FusedAdamW(FusedAdam):
+    """AdamW as :class:`FusedAdam`, with numbers that differ from torch's by rounding.
+
+    Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, algorithm 2.
+
+    Args:
+        parameters: as of :class:`FusedAdam`.
+        weight_decay: fraction of the weights that a step takes away, times the learning rate.
+        **options: those of :class:`FusedAdam`.
+    """
+
+    _is_decoupled = True
+
+    def __init__(
+        self, parameters: Iterable[torch.Tensor], *, weight_decay: float, **options: Any
+    ) -> None:
+        super().__init__(parameters, **options)
+        for group in self.param_groups:
+            group["weight_decay"] = weight_decay
+
+    def apply(self, gradients: Sequence[torch.Tensor | None], found_inf: torch.Tensor) -> None:
+        """Make one step; see :meth:`FusedAdam.apply`.
+
+        Raises:
+            RuntimeError: for parameters of several groups or devices.
+        """
+        lists, (group, *others) = self._lists, self.param_groups
+        if lists is None or others:
+            raise RuntimeError("FusedAdamW takes parameters of one group, device and dtype")
+        rate = lists.rate if torch.compiler.is_compiling() else group["lr"]
+        used = [gradient is not None for gradient in gradients]
+        decayed = list(itertools.compress(lists.parameters, used))
+        if decayed:
+            with torch.no_grad():
+                scale(decayed, 1.0 - (1.0 - found_inf) * (rate * group["weight_decay"]))
+        super().apply(gradients, found_inf)
 
 
 class RMSprop(UncompiledOptimizer):

@@ -40,7 +40,7 @@ __all__ = ["OFF_POLICY", "off_policy"]
 OFF_POLICY: Final = default_settings(
     (
         *("dqn", "sql", "mdqn", "c51", "qrdqn", "iqn", "fqf", "rainbow", "r2d2", "discrete_sac"),
-        *("sac", "td3", "ddpg", "d4pg", "tqc", "crossq", "pdqn"),
+        *("sac", "td3", "ddpg", "d4pg", "tqc", "crossq", "fasttd3", "pdqn"),
         *("ppo_offpolicy", "ppg_offpolicy"),
         *("qmix", "wqmix", "vdn"),
     )

@@ -20,7 +20,7 @@ EVERY_ALGORITHM = pytest.mark.parametrize(
         *of_zoo("LunarLander-v3", 3000, "dqn", "c51", "qrdqn", "iqn", "rainbow", "discrete_sac"),
         *of_zoo("CartPole-v1", 1500, "sql", "mdqn", "fqf"),
         *of_zoo("LunarLander-v3", 20_000, "ppo", "a2c"),
-        *of_zoo("Pendulum-v1", 1000, "sac", "td3", "ddpg", "d4pg", "tqc", "crossq"),
+        *of_zoo("Pendulum-v1", 1000, "sac", "td3", "ddpg", "d4pg", "tqc", "crossq", "fasttd3"),
         *of_zoo("Pendulum-v1", 6000, "ppo"),
         *of_zoo("CartPole-v1", 3000, "impala", "ppg_offpolicy"),
         *of_zoo("CartPole-v1", 10_000, "ppg"),

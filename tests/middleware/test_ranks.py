@@ -9,6 +9,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +22,7 @@ from dmiddleware.errors import ChainError, CheckpointMismatch, LaunchError
 from dmiddleware.pipeline import CurrentNode, running_as
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rl import Schedule
+from dmiddleware.tree import as_tree
 from middleware import (
     ContextExchanger,
     Experiment,
@@ -74,6 +77,7 @@ def train_dqn(
         seed=3,
         batch_size=32,
         eps=Schedule.linear(1.0, 0.05, decay=200),
+        obs_norm=True,
         multi_gpu=rank_and_world_size()[1] > 1,
     )
     experiment = Experiment(RunFolder(run) if resume else str(run), policy, n_fresh_episode=2)
@@ -177,6 +181,93 @@ def train_ppo(rank: int, folder: Path) -> Any:
     return outputs, parameters(policy)
 
 
+class NumberedEnv(gym.Env[Any, Any]):
+    """Observations and rewards that depend on the env's number; episodes of 5 to 12 steps."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, number: int) -> None:
+        self.number, self.time = number, 0
+
+    def obs(self) -> np.ndarray:
+        return np.array([self.number, self.time, np.sin(self.number + self.time)], np.float32)
+
+    def reset(self, **options: Any) -> Any:
+        self.time = 0
+        return self.obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        reward = 1.0 + self.number * int(action)
+        return self.obs(), reward, self.time == 5 + self.number, False, {}
+
+
+class TakingTurns(PPOPolicy):
+    """Takes both actions in turn, so that some envs act as they do among others."""
+
+    turn = 0
+
+    def act_collect(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+        self.turn += 1
+        output = super().act_collect(obs, env_id, **kwargs)
+        action = torch.as_tensor(env_id + self.turn) % 2
+        log_prob = output["logit"].log_softmax(-1).gather(1, action[:, None])[:, 0]
+        return {**output, "action": action, "log_prob": log_prob}
+
+
+def normalizing_ppo(envs: Any, **options: Any) -> TakingTurns:
+    return TakingTurns.for_env(
+        envs,
+        model=SMALL,
+        seed=3,
+        batch_size=1000,  # all rows are one minibatch
+        epoch_per_collect=3,
+        obs_norm=True,
+        reward_norm=True,
+        value_norm=True,
+        **options,
+    )
+
+
+def first_state(envs: Any) -> dict[str, Any]:
+    """Return a policy's state after an update, since when it holds its statistics."""
+    policy = normalizing_ppo(envs)
+    obs = torch.arange(24.0).reshape(8, 3)
+    acted = policy.collect_mode.forward(obs)
+    numbers = torch.arange(8.0)
+    policy.learn_mode.forward(as_tree({**acted, "obs": obs, "adv": numbers, "ret": numbers}))
+    return policy.learn_mode.state_dict()
+
+
+def train_normalized(rank: int | None, folder: Path) -> dict[str, Any]:
+    """Learn from eight envs, or from four of them on each rank."""
+    numbers = range(8) if rank is None else range(4 * rank, 4 * rank + 4)
+    makers = [functools.partial(NumberedEnv, number) for number in numbers]
+    envs = make_env_manager(makers, env_num=len(makers), seed=0)
+    policy = normalizing_ppo(envs, multi_gpu=rank is not None)
+    policy.learn_mode.load_state_dict(first_state(envs))
+    with Task(seed=5, rank=rank or 0) as task:
+        task.use(ContextExchanger())
+        task.use(StepCollector(policy, envs, n_sample=10 * len(numbers)))
+        task.use(gae_estimator(policy)).use(OnPolicyLearner(policy))
+        task.use(termination_checker(max_train_iter=15))
+        task.run()
+        train_iter = task.ctx.train_iter
+    state = policy.learn_mode.state_dict()
+    statistics = {
+        "obs": state["acting"]["obs_norm"]["running"]["obs"],
+        "value": state["acting"]["return_stats"],
+        "reward": state["learning"]["reward_normalizer"]["return_stats"],
+    }
+    seen = {
+        f"{name} {kind}": torch.as_tensor(moments[kind]).tolist()
+        for name, moments in statistics.items()
+        for kind in ("count", "mean", "var")
+    }
+    return {"train_iter": train_iter, "parameters": parameters(policy), "statistics": seen}
+
+
 def refuse_chains(rank: int, folder: Path) -> list[str]:
     problems = []
     for multi_gpu, exchanger, given in ((False, True, rank), (True, False, rank), (True, True, 7)):
@@ -224,6 +315,7 @@ JOBS = {
     "resumed": stop_and_resume,
     "damaged": resume_damaged,
     "ppo": train_ppo,
+    "normalized": train_normalized,
     "refused": refuse_chains,
 }
 
@@ -349,6 +441,22 @@ def test_ranks_with_different_numbers_of_rows_make_equally_many_updates(ranks: A
     first, second = ranks["ppo"]
     assert first == second
     assert set(first[0]) == {2 * 64 // 16}
+
+
+@pytest.mark.process
+def test_two_ranks_with_half_of_the_envs_each_learn_what_one_learns_from_all(
+    ranks: Any, folder: Path
+) -> None:
+    first, second = ranks["normalized"]
+    assert first == second
+    alone = train_normalized(None, folder)
+    assert first["train_iter"] == alone["train_iter"] == 15
+    for name in ("parameters", "statistics"):
+        assert first[name].keys() == alone[name].keys()
+        for key, value in alone[name].items():
+            torch.testing.assert_close(
+                torch.tensor(first[name][key]), torch.tensor(value), rtol=1e-5, atol=1e-5
+            )
 
 
 @pytest.mark.process

@@ -162,6 +162,7 @@ def test_the_settings_of_an_entry_are_valid(algo: str, env: str) -> None:
             "d4pg",
             "tqc",
             "crossq",
+            "fasttd3",
             "sql",
             *OF_ITS_OWN,
         }

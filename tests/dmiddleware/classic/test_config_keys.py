@@ -23,6 +23,7 @@ def config_of(name):
         "d4pg",
         "tqc",
         "crossq",
+        "fasttd3",
         "cql",
         "td3_bc",
         "iql",

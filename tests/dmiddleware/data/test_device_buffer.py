@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from dmiddleware.data import DeviceBuffer, PrioritySamplerSettings, ReplayBuffer, TensorBuffer
+from dmiddleware.data import (
+    HindsightReplay,
+    PrioritySampler,
+    PrioritySamplerSettings,
+    ReplayBuffer,
+    TensorBuffer,
+    UniformSampler,
+)
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData, StructureError
 from dmiddleware.rl import Schedule
 from dmiddleware.tree import Batch, as_tree, leaves
@@ -24,8 +33,11 @@ def steps(n: int, *, first: int = 0, seed: int = 0) -> Batch:
     return as_tree(
         {
             "obs": as_tree({"name": name.float(), "picture": name.to(torch.uint8)}),
-            "next_obs": as_tree({"name": name.float() + 0.5, "picture": name.to(torch.uint8)}),
+            "next_obs": as_tree(
+                {"name": name.float() + LANES, "picture": (name + LANES).to(torch.uint8)}
+            ),
             "action": name % 2,
+            "state": torch.stack([name, -name], dim=-1).float(),
             "reward": torch.rand((n, LANES), generator=random),
             "done": done,
             "terminated": done & (name % 2 == 0),
@@ -48,9 +60,16 @@ def with_ids(batches: list[Batch]) -> list[Batch]:
     return batches
 
 
-def filled(size: int, *, n_step: int = 1, **options: object) -> tuple[DeviceBuffer, Batch]:
+def on_device(
+    size: int, *, priority: PrioritySamplerSettings | None = None, **options: Any
+) -> TensorBuffer:
+    sampler = None if priority is None else PrioritySampler.of(priority)
+    return TensorBuffer(size, sampler=sampler, device="cpu", **options)
+
+
+def filled(size: int, *, n_step: int = 1, **options: Any) -> tuple[TensorBuffer, Batch]:
     batches = with_ids([steps(5), steps(7, first=5), steps(8, first=12)])
-    buffer = DeviceBuffer(size, n_step=n_step, discount=GAMMA, seed=1, **options)
+    buffer = on_device(size, n_step=n_step, discount=GAMMA, seed=1, **options)
     for batch in batches:
         buffer.push(batch)
     rows = {
@@ -142,7 +161,7 @@ def test_new_rows_have_the_highest_priority_and_old_ones_are_not_touched():
 
 
 def test_rows_are_held_in_a_batch_that_is_larger_than_the_buffer():
-    buffer = DeviceBuffer(4 * LANES, seed=0)
+    buffer = on_device(4 * LANES, seed=0)
     assert buffer.push(steps(9)) == range(5 * LANES, 9 * LANES)
     assert set(buffer.sample(12)["index"].tolist()) <= set(range(15, 27))
     for _ in range(30):
@@ -155,7 +174,7 @@ def test_a_restored_buffer_draws_the_same(priority):
     buffer, _ = filled(30, n_step=2, priority=priority)
     if priority is not None:
         buffer.update_priority(torch.arange(40, 50), torch.arange(10.0))
-    other = DeviceBuffer(30, n_step=2, discount=GAMMA, priority=priority, seed=77)
+    other = on_device(30, n_step=2, discount=GAMMA, priority=priority, seed=77)
     other.load_state_dict(buffer.state_dict())
     for _ in range(3):
         ours, theirs = (dict(leaves(held.sample(8))) for held in (buffer, other))
@@ -168,11 +187,11 @@ def test_a_restored_buffer_draws_the_same(priority):
 def test_a_state_of_another_buffer_is_refused():
     state = filled(30)[0].state_dict()
     with pytest.raises(CheckpointMismatch, match="size=60"):
-        DeviceBuffer(60).load_state_dict(state)
-    with pytest.raises(CheckpointMismatch, match="priority"):
-        DeviceBuffer(30, priority=PrioritySamplerSettings()).load_state_dict(state)
+        on_device(60).load_state_dict(state)
+    with pytest.raises(CheckpointMismatch, match="PrioritySampler"):
+        on_device(30, priority=PrioritySamplerSettings()).load_state_dict(state)
     with pytest.raises(CheckpointMismatch, match="no leaves"):
-        DeviceBuffer(30).load_state_dict({})
+        on_device(30).load_state_dict({})
 
 
 def test_rows_of_other_lanes_or_structure_are_refused_and_nothing_changes():
@@ -194,19 +213,19 @@ def test_too_few_rows_and_small_sizes_are_refused():
     with pytest.raises(NotEnoughData, match="has 30"):
         filled(30)[0].sample(31)
     with pytest.raises(ConfigError, match="at least 15"):
-        DeviceBuffer(10, n_step=4, discount=GAMMA).push(steps(2))
+        on_device(10, n_step=4, discount=GAMMA).push(steps(2))
 
 
 def test_it_takes_what_the_policy_knows_and_compares_it_later():
-    buffer = DeviceBuffer(30)
+    buffer = on_device(30)
     buffer.bind(n_step=3, discount=0.5)
     assert (buffer.n_step, buffer.discount) == (3, 0.5)
     with pytest.raises(ConfigError, match=r"discount=0\.5"):
         buffer.bind(n_step=3, discount=0.6)
-    with pytest.raises(ConfigError, match="sequences"):
+    with pytest.raises(ConfigError, match="burn_in=4"):
         buffer.bind(n_step=1, discount=0.5, burn_in=4)
     with pytest.raises(ConfigError, match="has no discount"):
-        buffer = DeviceBuffer(30, n_step=2)
+        buffer = on_device(30, n_step=2)
         buffer.push(steps(5))
         buffer.sample(2)
 
@@ -240,7 +259,7 @@ def test_no_priorities_change_nothing():
 
 @pytest.mark.parametrize("priority", [None, PrioritySamplerSettings()])
 def test_the_state_of_an_empty_buffer_empties_one(priority):
-    empty = DeviceBuffer(300, priority=priority, seed=1, discount=GAMMA)
+    empty = on_device(300, priority=priority, seed=1, discount=GAMMA)
     buffer, _ = filled(300, priority=priority)
     buffer.load_state_dict(empty.state_dict())
     assert len(buffer) == 0
@@ -253,10 +272,171 @@ def test_a_state_of_a_device_that_is_not_here_is_refused():
     buffer, _ = filled(300)
     state = {**buffer.state_dict(), "device": "cuda:99"}
     with pytest.raises(CheckpointMismatch, match="cuda:99"):
-        buffer.load_state_dict(state)
-    assert len(buffer) == 60
+        TensorBuffer(300).load_state_dict(state)
 
 
 def test_rows_without_done_are_refused():
     with pytest.raises(StructureError, match="done"):
-        DeviceBuffer(300).push(as_tree({"obs": torch.zeros(2, LANES)}))
+        on_device(300).push(as_tree({"obs": torch.zeros(2, LANES)}))
+
+
+SEQUENCES: dict[str, dict[str, Any]] = {
+    "padded": {"unroll_len": 3},
+    "complete": {"unroll_len": 3, "unroll_pad": False},
+    "with burn-in": {"unroll_len": 2, "burn_in": 2, "stride": 2},
+    "complete with burn-in": {"unroll_len": 3, "burn_in": 1, "stride": 3, "unroll_pad": False},
+    "n-step": {"unroll_len": 4, "stride": 2, "n_step": 2},
+    "stored state": {"unroll_len": 3, "stride": 3, "burn_in": 1, "start_columns": ("state",)},
+}
+
+
+def pushed(buffer: TensorBuffer) -> TensorBuffer:
+    for batch in with_ids([steps(5), steps(7, first=5), steps(8, first=12), steps(1, first=20)]):
+        buffer.push(batch)
+    return buffer
+
+
+def drawn_from(buffer: TensorBuffer) -> dict[int, dict[str, torch.Tensor]]:
+    """Return what samples have, by the index of the first row."""
+    drawn: dict[int, dict[str, torch.Tensor]] = {}
+    for _ in range(100):
+        batch = dict(leaves(buffer.sample(4)))
+        is_per_sequence = {path: path in ("index", "weight") for path in batch}
+        is_per_sequence["state"] = batch["state"].dim() == 2
+        for at, index in enumerate(batch["index"].tolist()):
+            drawn[index] = {
+                path: column[at] if is_per_sequence[path] else column[:, at]
+                for path, column in batch.items()
+            }
+    return drawn
+
+
+@pytest.mark.parametrize("size", [300, 30])
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences_are_those_of_the_buffer_of_the_host(name, size):
+    options = {"discount": GAMMA, "seed": 3, **SEQUENCES[name]}
+    ours = drawn_from(pushed(on_device(size, **options)))
+    theirs = drawn_from(pushed(TensorBuffer(size, **options)))
+    assert ours.keys() == theirs.keys()
+    for index, columns in theirs.items():
+        assert columns.keys() == ours[index].keys()
+        for path, column in columns.items():
+            torch.testing.assert_close(ours[index][path], column)
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences_are_drawn_in_proportion_to_their_priorities(name):
+    priority = PrioritySamplerSettings(alpha=1.0, beta=1.0, eps=1e-6)
+    options = {"discount": GAMMA, **SEQUENCES[name]}
+    buffer = pushed(on_device(30, priority=priority, seed=0, **options))
+    starts = torch.tensor(sorted(drawn_from(buffer)))
+    rows = torch.arange(63)  # those at which no sequence can be drawn have no priority
+    buffer.update_priority(rows, 1.0 + rows.float() % 5)
+    shares = (1.0 + starts.float() % 5) / (1.0 + starts.float() % 5).sum()
+    counts = torch.zeros(63)
+    for _ in range(500):
+        batch = buffer.sample(4)
+        counts += torch.bincount(batch["index"], minlength=63)
+        drawn = shares[torch.searchsorted(starts, batch["index"])]
+        torch.testing.assert_close(batch["weight"], drawn.min() / drawn, rtol=1e-4, atol=0.0)
+    expected = shares * 2000
+    assert counts.sum() == counts[starts].sum()
+    assert ((counts[starts] - expected).abs() < 5 * expected.sqrt()).all()
+
+
+@pytest.mark.parametrize("priority", [None, PrioritySamplerSettings()])
+@pytest.mark.parametrize("with_device", [True, False])
+def test_a_restored_buffer_draws_the_same_sequences(priority, with_device):
+    options: dict[str, Any] = {"unroll_len": 3, "stride": 2, "burn_in": 1}
+    buffer = pushed(on_device(30, priority=priority, **options))
+    if with_device:
+        other = on_device(30, priority=priority, **options)
+    else:  # it becomes one of the device of the state
+        sampler = None if priority is None else PrioritySampler.of(priority)
+        other = TensorBuffer(30, sampler=sampler, **options)
+    other.load_state_dict(buffer.state_dict())
+    for number in range(3):
+        ours, theirs = (dict(leaves(held.sample(8))) for held in (buffer, other))
+        assert all(torch.equal(ours[path], theirs[path]) for path in ours)
+        for held in (buffer, other):
+            held.push(with_ids([steps(2, first=21 + 2 * number)])[0])
+            held.update_priority(ours["index"], ours["index"].float()) if priority else None
+
+
+def test_a_state_of_other_sequences_is_refused():
+    state = pushed(on_device(30, unroll_len=3)).state_dict()
+    with pytest.raises(CheckpointMismatch, match="unroll_len"):
+        on_device(30, unroll_len=4).load_state_dict(state)
+
+
+def test_sequences_that_are_not_there_yet_are_not_drawn():
+    buffer = on_device(300, unroll_len=2, burn_in=3, seed=0)
+    batch = steps(4)
+    batch["done"][:] = False
+    buffer.push(as_tree({name: column[:3] for name, column in leaves(batch)}))
+    with pytest.raises(NotEnoughData, match="has 0 of them in 9 rows"):
+        buffer.sample(1)
+    buffer.push(as_tree({name: column[3:] for name, column in leaves(batch)}))
+    assert sorted(set(buffer.sample(LANES)["index"].tolist())) == [0, 1, 2]
+
+
+def test_a_cleared_buffer_draws_only_what_comes_after():
+    for options in ({}, {"unroll_len": 2}, {"priority": PrioritySamplerSettings()}):
+        buffer = pushed(on_device(60, **options))
+        buffer.clear()
+        assert len(buffer) == 0
+        with pytest.raises(NotEnoughData):
+            buffer.sample(1)
+        assert buffer.push(steps(3, first=21)) == range(63, 72)
+        assert {index for _ in range(20) for index in buffer.sample(3)["index"].tolist()} <= set(
+            range(63, 72)
+        )
+
+
+def test_rows_are_read_by_their_index():
+    buffer = pushed(on_device(30))
+    assert buffer.index.tolist() == list(range(33, 63))
+    assert buffer.get([40, 33], ["obs.name"])["obs"]["name"].tolist() == [40.0, 33.0]
+    with pytest.raises(IndexError, match="row 32"):
+        buffer.get([32])
+    with pytest.raises(KeyError, match="colors"):
+        buffer.get([40], ["colors"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"follow_episodes": True},
+        {"store_next_obs": False},
+        {"frame_stacks": ("obs",), "store_next_obs": False},
+        {"sampler": UniformSampler(replace=False)},
+        {"transform": HindsightReplay(lambda *goals: goals[0]), "follow_episodes": True},
+    ],
+)
+def test_options_that_a_device_does_not_have_are_refused(options):
+    with pytest.raises(ConfigError, match=r"device='cpu' has no .*device=None"):
+        TensorBuffer(30, device="cpu", **options)
+
+
+def test_a_device_that_is_not_here_is_refused():
+    with pytest.raises(ConfigError, match="cuda:99"):
+        TensorBuffer(30, device="cuda:99")
+
+
+def test_priorities_of_a_buffer_without_them_are_refused():
+    with pytest.raises(TypeError, match="PrioritySampler"):
+        pushed(on_device(30)).update_priority([40], [1.0])
+    with pytest.raises(ValueError, match="2 indices"):
+        pushed(on_device(30, priority=PrioritySamplerSettings())).update_priority([40, 41], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "column"),
+    [({"n_step": 2}, "discount"), ({"unroll_len": 2}, "mask"), ({}, "index")],
+)
+def test_columns_that_samples_add_are_refused(options, column):
+    batch = steps(4)
+    with pytest.raises(StructureError, match=column):
+        on_device(60, discount=GAMMA, **options).push(
+            as_tree({**dict(batch.items()), column: batch["reward"]})
+        )

@@ -4,7 +4,7 @@ NAMES = """
 TensorBufferSettings HindsightReplaySettings UniformSamplerSettings PrioritySamplerSettings
 Batch Nested as_tree from_numpy to_numpy to_dict to_device leaves nest map_leaves
 lead_shape flatten_lead index_rows cat stack
-ReplayBuffer TensorBuffer SampleTransform DeviceBuffer DeviceBufferSettings
+ReplayBuffer TensorBuffer SampleTransform
 Sampler Eligible UniformSampler PrioritySampler
 BlockFolder check_saveable convert_checkpoint load_checkpoint save_checkpoint pack_checkpoint
 unpack_checkpoint

@@ -86,13 +86,15 @@ def start_ranks(
     return processes, answers
 
 
-def run_ranks(job: Callable[[int], Any], *, agent_port: int | None = None) -> list[Any]:
+def run_ranks(
+    job: Callable[[int], Any], *, agent_port: int | None = None, deadline_s: float = DEADLINE_S
+) -> list[Any]:
     """Return what the function returns on every rank; the arguments are those of `start_ranks`."""
-    processes, answers = start_ranks(job, agent_port=agent_port)
+    processes, answers = start_ranks(job, deadline_s / 2, agent_port=agent_port)
     try:
-        got = sorted((answers.get(timeout=DEADLINE_S) for _ in processes), key=lambda one: one[0])
+        got = sorted((answers.get(timeout=deadline_s) for _ in processes), key=lambda one: one[0])
     except queue.Empty:
-        raise AssertionError(f"no answer within {DEADLINE_S} s") from None
+        raise AssertionError(f"no answer within {deadline_s} s") from None
     finally:
         for process in processes:
             process.join(timeout=10)

@@ -9,6 +9,7 @@ from dmiddleware import classic
 from dmiddleware.distributed import gather_from_ranks, rank_and_world_size, sum_over_ranks
 from dmiddleware.errors import ConfigError, NonFiniteLoss
 from dmiddleware.policy import (
+    A2CPolicy,
     DecisionTransformerPolicy,
     DQNPolicy,
     IPPOPolicy,
@@ -230,6 +231,91 @@ def train_masked(cls, rank, split=None):
     return {name: value.tolist() for name, value in {**state["model"], **largest}.items()}
 
 
+def team_batch(n, seed):
+    return team_rows(IPPOPolicy, n, seed)
+
+
+VALUES = {"obs_norm": True, "value_norm": True, "adv_norm": True}
+TEAM = MASKED[IPPOPolicy][1]
+NORMALIZED = {
+    "dqn": (DQNPolicy, rows, SMALL, {"obs_norm": True, **LEARN}),
+    "ppo": (
+        PPOPolicy,
+        ppo_rows,
+        SMALL,
+        {**VALUES, "reward_norm": True, "target_kl": 100.0, **LEARN},
+    ),
+    "a2c": (A2CPolicy, ppo_rows, SMALL, {**VALUES, "optimizer_eps": 0.1}),
+    "ppg": (PPGPolicy, ppo_rows, SMALL, {**VALUES, "batch_size": 1000, "aux_freq": 3, **LEARN}),
+    "ippo": (IPPOPolicy, team_batch, TEAM, {**VALUES, **LEARN}),
+}
+
+
+def see(policy, batch):
+    """Act on observations, and take the rewards and returns of a batch into the statistics."""
+    policy.collect_mode.forward(batch["obs"])
+    if "ret" in batch:
+        spec = policy.learn_mode.spec
+        n_rows = len(batch["ret"])
+        episodes = {"episode_id": torch.zeros(n_rows, dtype=torch.int64)}
+        scaled = spec.scale_rewards(
+            as_tree({"reward": batch["ret"], "done": torch.ones(n_rows) > 0, **episodes})
+        )
+        spec.observe_returns(batch["ret"], batch["obs"])
+        return {**batch, "adv": batch["adv"] + scaled}
+    return batch
+
+
+def train_normalized(name, rank, split=None, *, stops=False, **further):
+    """Learn from 8 batches of 16 rows of which each rank sees a part, with all statistics."""
+    cls, make_rows, model, options = NORMALIZED[name]
+    cfg = {"model": model, "seed": 0, "multi_gpu": split is not None, **options, **further}
+    policy = cls(cfg)
+    for seed in range(8):
+        # Observations and returns that are far from mean 0, and not alike.
+        batch = map_leaves(
+            lambda leaf, seed=seed: leaf * 3 + seed if leaf.is_floating_point() else leaf,
+            as_tree(make_rows(16, seed)),
+        )
+        if split is not None:
+            own = slice(0, split) if rank == 0 else slice(split, 16)
+            batch = map_leaves(lambda leaf, own=own: leaf[own], batch)
+        batch = see(policy, to_dict(batch))
+        if stops and seed == 4:
+            state = policy.learn_mode.state_dict()
+            policy = cls(cfg)
+            policy.learn_mode.load_state_dict(state)
+        policy.learn_mode.forward(as_tree(batch))
+    state = policy.learn_mode.state_dict()
+    normalizers = {
+        f"{name} {kind}": state["acting"][name][kind]
+        for name in ("return_stats",)
+        if name in state["acting"]
+        for kind in ("mean", "var")
+    }
+    obs = policy.obs_norm(as_tree(make_rows(16, 0))["obs"])
+    normalizers["obs"] = obs["agents"] if name == "ippo" else obs
+    return {k: v.tolist() for k, v in {**state["model"], **normalizers}.items()}
+
+
+def train_compiled(rank, *, names, backend):
+    """Return what the ranks learn without and with a compiler."""
+    torch.compile = partial(torch.compile, backend=backend)  # the process ends with this job
+    return {
+        name: [train_normalized(name, rank, split=11, compile=compile) for compile in (False, True)]
+        for name in names
+    }
+
+
+def collect_by_trajectory(rank):
+    policy = PPOPolicy({"model": SMALL, "multi_gpu": True, "reward_norm": True})
+    try:
+        classic.as_collect_mode(policy, user="SampleSerialCollector")
+    except ConfigError as error:
+        return str(error)
+    return "collects"
+
+
 def sum_and_gather(rank):
     assert rank_and_world_size() == (rank, WORLD)
     assert sum_over_ranks([1.5, rank]) == [3.0, 1.0]
@@ -244,6 +330,12 @@ JOBS = {
     "ppg 32+32": lambda rank: train_long("ppg", rank, 32),
     "ppg 40+24": lambda rank: train_long("ppg", rank, 40),
     **{cls: partial(train_masked, cls, split=5) for cls in MASKED},
+    **{f"{name} normalized": partial(train_normalized, name, split=11) for name in NORMALIZED},
+    **{
+        f"{name} stopped": partial(train_normalized, name, split=11, stops=True)
+        for name in ("dqn", "ppo")
+    },
+    "trajectories": collect_by_trajectory,
     "gather": sum_and_gather,
     "half": lambda rank: train_half(rank, overlap=False),
     "half overlapping": lambda rank: train_half(rank, overlap=True),
@@ -301,6 +393,48 @@ def test_ranks_weigh_their_batches_by_the_rows_that_count(ranks, cls):
         torch.testing.assert_close(
             torch.tensor(first[name]), torch.tensor(value), rtol=1e-4, atol=1e-6
         )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", NORMALIZED)
+def test_ranks_normalize_by_what_all_of_them_see(ranks, name):
+    first, second = ranks[f"{name} normalized"]
+    assert first == second
+    for parameter, value in train_normalized(name, rank=None).items():
+        torch.testing.assert_close(
+            torch.tensor(first[parameter]), torch.tensor(value), rtol=1e-5, atol=1e-6
+        )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_ranks_that_resume_have_the_statistics_of_those_that_never_stopped(ranks, name):
+    assert ranks[f"{name} stopped"] == ranks[f"{name} normalized"]
+
+
+@pytest.mark.process
+def test_workers_that_scale_rewards_by_trajectory_refuse_several_ranks(ranks):
+    for message in ranks["trajectories"]:
+        assert message.startswith("reward_norm must be False: ")
+
+
+@pytest.mark.compiled
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("names", "backend"), [(["ppo", "ppg", "ippo"], "aot_eager"), (["dqn"], "inductor")]
+)
+def test_ranks_that_compile_learn_what_they_learn_without(names, backend):
+    job = partial(train_compiled, names=names, backend=backend)
+    first, second = run_ranks(job, deadline_s=540)
+    assert first == second
+    for name in names:
+        eager, compiled = first[name]
+        for parameter, value in eager.items():
+            torch.testing.assert_close(
+                torch.tensor(compiled[parameter]), torch.tensor(value), rtol=1e-5, atol=1e-6
+            )
 
 
 @pytest.mark.process

@@ -25,6 +25,7 @@ from dmiddleware.policy import (
     DQfDPolicy,
     DQNPolicy,
     EDACPolicy,
+    FastTD3Policy,
     FQFPolicy,
     IMPALAPolicy,
     IPPOPolicy,
@@ -77,6 +78,7 @@ CONTINUOUS: list[Any] = [
     SACPolicy,
     TQCPolicy,
     CrossQPolicy,
+    FastTD3Policy,
     DDPGPolicy,
     D4PGPolicy,
     TD3Policy,
@@ -105,7 +107,10 @@ ONE_OF_A_KIND: list[Any] = [DQNPolicy, R2D2Policy, SACPolicy, PPOPolicy, BCPolic
 """Policies that stand for the others in ``make test``, where a test of all of them is expensive."""
 
 N_ENVS = 2
-_MODELS: dict[Any, dict[str, Any]] = {CrossQPolicy: {"critic_hidden_sizes": [64, 64]}}
+_MODELS: dict[Any, dict[str, Any]] = {
+    CrossQPolicy: {"critic_hidden_sizes": [64, 64]},
+    FastTD3Policy: {"critic_hidden_sizes": [64, 64], "actor_hidden_sizes": [64, 64]},
+}
 """Smaller networks than a paper's, where its own would make the tests slow."""
 
 

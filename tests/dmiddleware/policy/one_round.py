@@ -36,6 +36,7 @@ from dmiddleware.policy import (
     DQfDPolicy,
     DQNPolicy,
     EDACPolicy,
+    FastTD3Policy,
     FQFPolicy,
     IMPALAPolicy,
     IQLPolicy,
@@ -84,6 +85,7 @@ CONTINUOUS = [
     D4PGPolicy,
     TQCPolicy,
     CrossQPolicy,
+    FastTD3Policy,
     TD3BCPolicy,
     CQLPolicy,
     BCQPolicy,
@@ -154,6 +156,9 @@ def one_round(
     with make_env_manager(make_env, env_num=1, seed=0, mode=mode, max_retry=0) as envs:
         if cls is R2D2Policy:
             options = {"burn_in": 2, **options}
+        elif cls is FastTD3Policy:
+            sizes = {"critic_hidden_sizes": [64], "actor_hidden_sizes": [64]}
+            options = {"model": sizes, **options}
         elif cls is CrossQPolicy:
             options = {"model": {"critic_hidden_sizes": [64]}, **options}
         policy = cls.for_env(envs, seed=0, **options)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss
+from dmiddleware.errors import CheckpointMismatch, NonFiniteLoss
 from dmiddleware.policy import (
     A2CPolicy,
     Component,
@@ -285,11 +285,6 @@ def test_outputs_on_a_gpu_are_read_once_and_only_when_they_are_asked_for() -> No
     assert (output["loss"], output["loss"]) == (2.0, 2.0)
     assert dict(output) == {"loss": 2.0, "cur_lr": 0.1}
     assert looks == [1]
-
-
-def test_compile_is_refused_where_ranks_exchange_gradients() -> None:
-    with pytest.raises(ConfigError, match="compile must be False with multi_gpu"):
-        made(compile=True, multi_gpu=True)
 
 
 SMALL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]}

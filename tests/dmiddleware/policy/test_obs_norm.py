@@ -26,6 +26,7 @@ from dmiddleware.policy import (
     DiscreteSACPolicy,
     DQNPolicy,
     EDACPolicy,
+    FastTD3Policy,
     FQFPolicy,
     IMPALAPolicy,
     IPPOPolicy,
@@ -68,7 +69,15 @@ PLAIN = [
     RainbowPolicy,
     DiscreteSACPolicy,
 ]
-CONTINUOUS = [SACPolicy, TQCPolicy, CrossQPolicy, DDPGPolicy, D4PGPolicy, TD3Policy]
+CONTINUOUS = [
+    SACPolicy,
+    TQCPolicy,
+    CrossQPolicy,
+    FastTD3Policy,
+    DDPGPolicy,
+    D4PGPolicy,
+    TD3Policy,
+]
 OFFLINE = [CQLPolicy, TD3BCPolicy, BCQPolicy, EDACPolicy]
 TEAMS = [VDNPolicy, QMIXPolicy]
 
@@ -207,12 +216,6 @@ def test_normalized_observations_are_clipped_or_not(clip: float | None) -> None:
     policy.collect_mode.forward(obs)
     largest = policy.obs_norm(obs).abs().max().item()
     assert largest == 0.5 if clip else largest > 1.0
-
-
-@pytest.mark.parametrize("cls", [DQNPolicy, SACPolicy, DDPGPolicy, DiscreteSACPolicy])
-def test_several_ranks_are_refused(cls: Any) -> None:
-    with pytest.raises(ConfigError, match="multi_gpu must be False with obs_norm"):
-        pair(cls, multi_gpu=True)
 
 
 @pytest.mark.compiled

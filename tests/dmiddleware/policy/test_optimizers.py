@@ -27,6 +27,7 @@ from dmiddleware.policy import (
     adamw,
     torch_optimizer,
 )
+from dmiddleware.rl.optim import FusedAdamW
 from dmiddleware.schedule import LearningRate
 from tests.dmiddleware.policy.equal_states import same
 from tests.dmiddleware.policy.every_policy import batch_for, made
@@ -239,7 +240,7 @@ def test_adamw_is_offered_where_a_config_names_the_optimizer(cls: Any) -> None:
     policy = made(cls, optimizer="adamw", weight_decay=0.5)
     policy.learn_mode.forward(batch_for(policy))
     (part,) = (one for one in policy.components.values() if one.optimizer)
-    assert type(part.optimizer) is torch.optim.AdamW
+    assert type(part.optimizer) is FusedAdamW
     assert part.optimizer.param_groups[0]["weight_decay"] == 0.5
 
 

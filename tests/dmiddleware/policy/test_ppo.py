@@ -345,11 +345,6 @@ def test_normalizing_observations_needs_their_shape(small):
     assert policy.value_fn(torch.randn(3, 4)).shape == (3,)
 
 
-def test_normalizing_over_several_ranks_is_rejected(small):
-    with pytest.raises(ConfigError, match="multi_gpu must be False with obs_norm"):
-        PPOPolicy({"model": small, "multi_gpu": True, "obs_norm": True})
-
-
 def test_checking_spaces_adds_nothing_to_the_observation_statistics(cartpole_spaces):
     class Plain(torch.nn.Module):
         obs_shape = 4

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from dmiddleware.rl.optim import FusedAdam, RMSprop
+from dmiddleware.rl.optim import FusedAdam, FusedAdamW, RMSprop
 
 pytestmark = pytest.mark.usefixtures("either_torch")
 
@@ -253,3 +253,36 @@ def test_rmsprop_continues_from_a_saved_state():
         own.follow_schedule()
         train(each, own, 3, start=4)
     assert_same(model, other)
+
+
+def adamw_pair():
+    ours, theirs = network(), network()
+    options = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-5, "weight_decay": 0.3}
+    return (
+        (ours, FusedAdamW(ours.parameters(), **options)),
+        (theirs, torch.optim.AdamW(theirs.parameters(), fused=True, **options)),
+    )
+
+
+def test_the_numbers_are_those_of_adamw():
+    (ours, fast), (theirs, plain) = adamw_pair()
+    train(ours, fast, 10)
+    train(theirs, plain, 10)
+    fast.load_state_dict(copy.deepcopy(plain.state_dict()))
+    train(ours, fast, 10, start=10)
+    train(theirs, plain, 10, start=10)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_adamw_takes_nothing_away_in_a_skipped_step_or_without_a_gradient():
+    (model, optimizer), _ = adamw_pair()
+    train(model, optimizer, 2)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    gradients = [torch.ones_like(parameter) for parameter in model.parameters()]
+    optimizer.apply(gradients, torch.ones(()))
+    optimizer.apply([None, *gradients[1:]], torch.zeros(()))
+    after = list(model.parameters())
+    assert torch.equal(after[0], before[0])
+    optimizer.apply([None] * len(gradients), torch.zeros(()))
+    assert not torch.equal(after[1], before[1])
