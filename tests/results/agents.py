@@ -85,4 +85,15 @@ ENTRIES: Final = [
         at_least=0.85,
         minutes=3.0,
     ),
+    Entry(
+        _SECTION,
+        "MAPPO, trained against SAC",
+        "Tag, against random moves",
+        "examples.red_and_blue",
+        seeds=_SEEDS[:3],
+        at_least=0.0,
+        figure="mean return of the catchers",
+        printed=r"red: mean return (\S+) over",
+        minutes=2.0,
+    ),
 ]
