@@ -1,7 +1,7 @@
 """Two teams of different spaces and algorithms: MAPPO's catchers chase SAC's runner.
 
-Each team is evaluated against one that moves at random. The catchers' return rises from about -40 to
-3: they catch the runner. The runner's rises from about 40 to 65, since it stays far away.
+Each team is evaluated against one that moves at random. The catchers' return rises from about -40
+to 3: they catch the runner. The runner's rises from about 40 to 65, since it stays far away.
 """
 
 from dmiddleware import Task

@@ -39,7 +39,7 @@ class TeamCollector(BaseMiddleware[OnlineRLContext], TakesSettings[TeamCollector
     Args:
         game: the game. It is launched when the task starts and closed when it ends, unless it was
             launched before.
-        players: who plays for each team. A policy learns; a
+        players: the player of each team. A policy learns; a
             :class:`~dmiddleware.rollout.Frozen` policy, a loaded one, a function of an observation
             and an action mask, an :class:`~dmiddleware.rollout.OpponentPool`, and ``"random"`` do
             not.

@@ -282,7 +282,7 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
 
 
 class _Rules(Protocol):
-    """Who acts when."""
+    """The order in which agents act."""
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> _Turn: ...
 

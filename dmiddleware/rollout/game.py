@@ -41,7 +41,7 @@ __all__ = ["Game", "GameSettings", "Seat", "TeamEnvs", "make_game"]
 
 
 class Seat(Protocol):
-    """Who acts for a team: steps the envs of the team, once for each step of the games."""
+    """Acts for a team: steps its envs once for each step of the games."""
 
     def move(self) -> None:
         """Choose actions, and step the team's envs with them."""
@@ -110,15 +110,16 @@ class Game(Closing):
     several agents, for policies such as MAPPO. A policy is built for either:
     ``PPOPolicy.for_env(game["red"])``, ``MAPPOPolicy.for_env(game["red"])``.
 
-    All teams act in lockstep. Whoever steps the envs of one team makes the seats of the others
-    move, and then the games take one step: :meth:`seat` puts them there.
+    All teams act in lockstep: stepping the envs of one team lets the seats of the others move, and
+    then the games take one step. :meth:`seat` chooses them.
 
     Attributes:
         env_manager: steps the games, each a :class:`~dmiddleware.env.GameEnv`.
         env_num: the number of games, ``E``.
         results: of the games that ended in the last step, by number: each team's return, the mean
             of its agents'.
-        begun: the games that have started anew in the last step: those, and those whose env failed.
+        begun: the games that have started again in the last step: those that ended, and those whose
+            env failed.
 
     Args:
         env_manager: the games; :func:`make_game` makes them.
@@ -178,11 +179,11 @@ class Game(Closing):
         return sum(before), self._sizes[team]
 
     def seat(self, leader: str, seats: Mapping[str, Seat]) -> None:
-        """Choose who acts for the other teams when the envs of one team are stepped.
+        """Choose what acts for the other teams when the envs of one team are stepped.
 
         Args:
             leader: the team whose envs are stepped; snapshots of these have the games.
-            seats: who acts for each other team.
+            seats: what acts for each other team.
 
         Raises:
             ConfigError: if a team lacks a seat, or the game does not have it.
@@ -372,7 +373,7 @@ class TeamEnvs(BaseEnvManager):
         self._game.close()
 
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
-        """Start new games in all envs; there are no resets of some."""
+        """Start new games in all envs; some cannot be reset alone."""
         if env_ids is not None and set(self._checked_ids(env_ids)) != set(range(self.env_num)):
             raise EnvStateError(
                 "the games of several teams are reset together; call reset() without env_ids, and "

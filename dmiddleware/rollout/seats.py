@@ -1,4 +1,4 @@
-"""Who acts for the teams of a game that do not learn."""
+"""What acts for the teams of a game that do not learn."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Player: TypeAlias = (
     HasModes | CollectMode | EvalMode | ActingPolicy | Frozen | OpponentPool | Rule
     | Literal["random"]
 )  # fmt: skip
-"""Who plays for a team."""
+"""What plays for a team: see :func:`against`."""
 
 
 def against(game: Game, team: str, others: Mapping[str, Player]) -> TeamEnvs:
@@ -70,7 +70,7 @@ def against(game: Game, team: str, others: Mapping[str, Player]) -> TeamEnvs:
     Args:
         game: the games, which no other team may step.
         team: the team.
-        others: who plays for each other team: a policy acts greedily, as it is at the time; a
+        others: the player of each other team: a policy acts greedily, as it is at the time; a
             function takes the observation and the action mask (or None) of one agent and returns
             its action; of a pool of past versions, one plays in each game; ``"random"`` takes any
             action that is allowed.
@@ -100,7 +100,7 @@ def envs_for(game: Game, team: str, mode: CollectMode | EvalMode) -> TeamEnvs:
 
 
 def make_seat(game: Game, team: str, player: Player) -> Seat:
-    """Return who acts for a team.
+    """Return what acts for a team.
 
     Args:
         game: the game.

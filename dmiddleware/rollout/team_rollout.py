@@ -34,7 +34,7 @@ class TeamRollout:
 
     Args:
         game: the game, which nothing else steps.
-        players: who plays for each team; see :func:`~dmiddleware.rollout.against`.
+        players: the player of each team; see :func:`~dmiddleware.rollout.against`.
 
     Raises:
         ConfigError: if a team lacks a player or is unknown, or nobody learns.

@@ -74,11 +74,13 @@ def test_a_game_of_one_agent_is_collected_as_its_env_is():
             assert rollout.workers["only"].env_step == worker.env_step
 
 
-def test_a_game_of_one_team_is_collected_as_its_parallel_env_is():
+@pytest.mark.parametrize("last", ["terminated", "truncated"])
+def test_a_game_of_one_team_is_collected_as_its_parallel_env_is(last):
     # Agents come and go in it.
-    game = make_game(Relay, teams={"only": "*"}, env_num=2, seed=5)
+    kwargs = {"masks": "infos", "ends": ("terminated", last)}
+    game = make_game(Relay, teams={"only": "*"}, env_num=2, seed=5, env_kwargs=kwargs)
     rollout = TeamRollout(game, {"only": MAPPOPolicy.for_env(game["only"], seed=1)})
-    envs = make_env_manager(Relay, env_num=2, seed=5)
+    envs = make_env_manager(Relay, env_num=2, seed=5, env_kwargs=kwargs)
     worker = RolloutCollector(MAPPOPolicy.for_env(envs, seed=1), envs)
     with envs, game:
         for _ in range(3):
@@ -335,3 +337,26 @@ def test_envs_of_a_team_are_stepped_and_reset_together():
             envs.step(envs.sample_actions())
         with pytest.raises(EnvStateError, match="reset together"):
             envs.reset([0])
+
+
+def test_a_card_game_is_played_by_two_algorithms():
+    pytest.importorskip("rlcard")
+    game = make_game(
+        lambda: pettingzoo.make("aec", "classic/leduc_holdem-v4"),
+        teams={"first": "player_0", "second": "player_1"},
+        env_num=2,
+        seed=0,
+    )
+    policies = {
+        "first": DQNPolicy.for_env(game["first"], seed=0),
+        "second": PPOPolicy.for_env(game["second"], seed=0),
+    }
+    rollout = TeamRollout(game, policies)
+    with game:
+        rows = rollout.collect(40, policy_kwargs={"first": {"eps": 1.0}})
+        assert all(batch["obs"].shape[1:] == (36,) for batch in rows.values())
+        allowed = rows["first"]["action_mask"].gather(-1, rows["first"]["action"][:, None])
+        assert allowed.all()
+        # A player that has folded at once has ended a game in which the other never acted.
+        n_first, n_second = (len(rollout.workers[t].episode_returns) for t in ("first", "second"))
+        assert n_first > 5 and n_second > 5
