@@ -577,7 +577,6 @@ class TeamEnvs(BaseEnvManager):
             "game": self._game.state_of(self.team),
             "ready_obs": map_arrays(np.copy, self._ready_obs),
             "ready_infos": encode_infos(self._ready_rows()),
-            "acts": self.acts.copy(),
             "totals": self._totals.state_dict(),
         }
 
@@ -588,7 +587,6 @@ class TeamEnvs(BaseEnvManager):
             return False
         self._ready_obs = map_arrays(np.array, state["ready_obs"])
         self._ready_infos = decode_infos(state["ready_infos"])
-        self.acts = np.array(state["acts"], np.bool_)
         self._totals.load_state_dict(state["totals"])
         self.show()
         return True

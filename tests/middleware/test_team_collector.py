@@ -81,6 +81,15 @@ def test_each_team_learns_with_its_algorithm_and_has_its_counters_and_metrics(
     assert game.closed
 
 
+def test_what_all_teams_collect_counts_for_the_whole_chain() -> None:
+    game = make_duel()
+    blue = SACPolicy.for_env(game["blue"], seed=0)
+    with Task(OnlineRLContext(), seed=0) as task:
+        task.use(TeamCollector(game, {"red": "random", "blue": blue}, n_sample=12))
+        task.run(max_step=2)
+        assert (task.ctx.env_step, task.ctx.env_episode) == (24, 4)
+
+
 def test_the_games_of_a_team_that_learns_against_its_past_are_rated() -> None:
     game = make_tictactoe(env_num=8)
 

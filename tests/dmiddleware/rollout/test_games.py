@@ -147,6 +147,11 @@ def test_rows_of_a_turn_based_game_have_the_action_that_was_taken_and_all_reward
             board = batch["next_obs"].reshape(-1, 9, 2)
             mine = board[torch.arange(len(board)), batch["action"].flatten()]
             assert (mine.sum(-1) == 1).all()
+            before = batch["obs"].reshape(-1, 9, 2)
+            assert (before[torch.arange(len(board)), batch["action"].flatten()] == 0).all()
+            if batch["done"].dim() == 1:
+                follows = batch["episode_id"][1:] == batch["episode_id"][:-1]
+                assert torch.equal(batch["obs"][1:][follows], batch["next_obs"][:-1][follows])
         ends = sum(int(batch["done"].sum()) for batch in rows)
         assert ends == len(returns[team]) > 5
         assert sum(earned.values()) == sum(returns[team])
@@ -198,6 +203,7 @@ def test_a_rollout_that_is_restored_goes_on_exactly(opponent):
     learning = {team: players[team].learn_mode for team in rollout.modes}
     weights = {team: mode.state_dict() for team, mode in learning.items()}
     expected = [rollout.collect(20, **kwargs) for _ in range(2)]
+    returns, ratings = rollout.workers["x"].episode_returns, pool.ratings
     game.close()
     game, players, rollout, pool = build()
     for team in rollout.modes:
@@ -205,10 +211,29 @@ def test_a_rollout_that_is_restored_goes_on_exactly(opponent):
     pool.load_state_dict(state[1])
     rollout.load_state_dict(state[0])
     again = [rollout.collect(20, **kwargs) for _ in range(2)]
+    assert (rollout.workers["x"].episode_returns, pool.ratings) == (returns, ratings)
     game.close()
     for batch, other in zip(expected, again, strict=True):
         assert batch.keys() == other.keys()
         assert all(same(batch[team], other[team]) for team in batch)
+
+
+def test_returns_and_results_have_what_was_earned_before_a_snapshot():
+    def build():
+        game = make_duel(env_num=1)
+        red = DQNPolicy.for_env(game["red"], seed=0)
+        return game, TeamRollout(game, {"red": red, "blue": "random"})
+
+    game, rollout = build()
+    rollout.collect(6)  # three of five steps
+    state = rollout.state_dict()
+    game.close()
+    game, rollout = build()
+    rollout.load_state_dict(state)
+    with game:
+        rollout.collect(4)
+        assert game.results == {0: {"red": 30.0, "blue": 105.0}}
+    assert rollout.workers["red"].episode_returns == [5.0, 55.0]
 
 
 def test_functions_see_observations_and_masks_and_evaluators_play_against_them():
@@ -324,9 +349,29 @@ def test_a_game_that_fails_starts_anew_and_its_rows_are_dropped():
         rows = rollout.collect(12)["red"]
         assert not rows["done"].any()
         assert len(rows["episode_id"].unique()) == 4
+        assert rollout.workers["red"].dropped_steps == 0
         with pytest.raises(Exception, match="broken"):
             rollout.collect(60)
         assert game.closed
+
+
+def test_returns_do_not_have_what_was_earned_before_a_failure():
+    broken = []
+
+    class Once(Duel):
+        def step(self, actions):
+            if self.t == 2 and not broken:
+                broken.append(True)
+                raise RuntimeError("broken")
+            return super().step(actions)
+
+    game = make_game(Once, teams=TEAMS, env_num=1, seed=0)
+    rollout = TeamRollout(game, {"red": DQNPolicy.for_env(game["red"], seed=0), "blue": "random"})
+    with game:
+        rows = rollout.collect(11)["red"]
+        assert rollout.workers["red"].episode_returns == [5.0, 55.0]
+        assert rollout.workers["red"].dropped_steps == 4
+    assert rows["terminated"].sum() == 2
 
 
 def test_envs_of_a_team_are_stepped_and_reset_together():
