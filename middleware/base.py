@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
@@ -43,7 +44,7 @@ class BaseMiddleware(ABC, Generic[C]):
     computes_n_step: bool = False
     metric_prefix: str | None = None
 
-    @property
+    @cached_property
     def part_name(self) -> str | None:
         """The named part of the chain that it belongs to: the option ``name``; None: no part."""
         return self.settings.name if isinstance(self.settings, PartSettings) else None

@@ -22,8 +22,8 @@ from dmiddleware.policy import (
     HasModes,
     LearnMode,
     as_learn_mode,
-    is_update,
     late_stops,
+    may_be_update,
     update_outputs,
 )
 from dmiddleware.seeding import derive_seed
@@ -128,7 +128,7 @@ class PolicyUpdater(BaseMiddleware[C]):
         if self._counters.needed:
             self._mode.spec.set_counters(self._counters.of(ctx))
         outputs = update_outputs(self._mode.forward(batch))
-        ctx.train_iter += sum(map(is_update, outputs))
+        ctx.train_iter += sum(map(may_be_update, outputs))
         return outputs
 
 
@@ -391,10 +391,9 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         for batch in minibatches(data, n, unit=self._unit, generator=generator):
             for output in self._update(ctx, batch):
                 outputs.append(output)
-                if not is_update(output):
+                if not may_be_update(output):
                     return False
         n_late = late_stops(outputs[n_before:])
-        self._mode.spec.uncount_updates(n_late)
         ctx.train_iter -= n_late
         return n_late == 0
 

@@ -96,6 +96,12 @@ MIDDLEWARE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
             "the same values of an `InteractionEvaluator` with this name",
             "as those of `eval`",
         ),
+        Metric(
+            "<part>/<metric>",
+            "",
+            "any metric of the named part of the chain, and its `env_step` and `train_iter`",
+            "as the metric",
+        ),
     ),
     "Learning": (
         Metric(

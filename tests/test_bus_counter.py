@@ -81,6 +81,29 @@ def test_a_step_of_the_chain_waits_once_and_copies_nothing(kind: Any, options: d
     assert bus.copies.total() == 0, bus.copies
 
 
+def test_target_kl_waits_once_an_epoch():
+    bus = count(PPOPolicy, env_num=16, epoch_per_collect=2, target_kl=1e9)
+    assert bus.waits.total() <= 1 + 2 * 2, bus.waits  # the flags, and whether steps were skipped
+    assert bus.copies.total() == 0, bus.copies
+
+
+def test_a_device_ends_the_epochs_and_counts_the_updates_that_it_made():
+    """The batch has 8 minibatches, of which the first few move the policy too far."""
+    with on_device(), Bus().watched(), Task(OnlineRLContext(), seed=0) as task:
+        policy, parts = chain(
+            PPOPolicy, env_num=16, epoch_per_collect=3, target_kl=1e-3, learning_rate=1e-2
+        )
+        place(policy)
+        for part in parts:
+            task.use(part)
+        task.run(1)
+        outputs = task.ctx.train_output
+        stops = [bool(output["kl_stop"]) for output in outputs]
+        assert len(stops) == 8
+        assert 0 < stops.count(False) < 8
+        assert task.ctx.train_iter == policy.train_iter == stops.count(False)
+
+
 def test_the_counter_sees_reads_and_copies():
     bus = Bus()
     with bus.watched():

@@ -295,9 +295,9 @@ class DeviceBuffer(TensorBuffer):
         return step * lanes + slot % lanes, weight if "weight" in sampler.adds else None
 
     def _shortage(self, n: int, n_drawable: int) -> NotEnoughData:
-        what = "rows" if self.unroll_len is None else "sequences"
+        unit = "rows" if self.unroll_len is None else "sequences"
         return NotEnoughData(
-            f"cannot draw {n} {what}: the buffer has {n_drawable} of them in {len(self)} rows; "
+            f"cannot draw {n} {unit}: the buffer has {n_drawable} of them in {len(self)} rows; "
             "collect more first"
         )
 

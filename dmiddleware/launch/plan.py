@@ -333,33 +333,23 @@ def assign_roles(
                 f"--roles: {name}={count} would learn one part in {count} processes; a part of its "
                 f"own learns in one, {name}=1"
             )
-    by_role = _with_lead([(name,) for name, count in roles for _ in range(count)], n_hosts)
+    by_role = tuple((name,) for name, count in roles for _ in range(count))
     if n_workers is not None and n_workers != len(by_role):
         raise LaunchError(
             f"--roles asks for {len(by_role)} processes, but --parallel-workers for {n_workers}; "
             "give only one of them"
         )
-    return by_role
+    # On several hosts, another one may have the learner.
+    return _with_lead(by_role) if n_hosts == 1 else by_role
 
 
-def _with_lead(assigned: Sequence[tuple[str, ...]], n_hosts: int) -> tuple[tuple[str, ...], ...]:
-    """Give the first of the learners of parts the role of the learner, if no node has it.
-
-    Raises:
-        LaunchError: if other hosts have further learners, of which none would be the first.
-    """
+def _with_lead(assigned: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Give the first of the learners of parts the role of the learner, if no node has it."""
     of_parts = [index for index, names in enumerate(assigned) if leads(names)]
     if not of_parts or has_role(LEAD, assigned):
         return tuple(assigned)
-    first = of_parts[0]
-    if n_hosts > 1:
-        raise LaunchError(
-            f"--roles names {assigned[first][0]}, but no {LEAD}, and on several hosts it is not "
-            f"clear which process leads the run; add {LEAD}=1 on one of the hosts, which learns "
-            "the parts that have no process of their own"
-        )
     return tuple(
-        (LEAD, *names) if index == first else names for index, names in enumerate(assigned)
+        (LEAD, *names) if index == of_parts[0] else names for index, names in enumerate(assigned)
     )
 
 
@@ -568,17 +558,23 @@ def _check_main(main: str) -> None:
 
 
 def _check_learners(request: LaunchRequest) -> None:
-    here, elsewhere = (
-        sum(LEAD in roles for roles in nodes) for nodes in (request.roles, request.elsewhere)
-    )
-    learners = here + elsewhere
-    if learners > 1 and max(here, elsewhere) < learners:
+    nodes = (*request.roles, *request.elsewhere)
+    here, elsewhere = (sum(map(leads, hosts)) for hosts in (request.roles, request.elsewhere))
+    if here and elsewhere:
         raise LaunchError(
-            f"the run would have {learners} learners on several hosts, but learners that learn as "
-            "one must share a host; give each host its roles in --platform-spec, with learner=N in "
-            "only one of them"
+            f"the run would have {here + elsewhere} learners on several hosts, but learners must "
+            "share a host; give each host its roles in --platform-spec, with learner=N in only one "
+            "of them"
         )
-    collectors = sum(FEEDER in roles for roles in (*request.roles, *request.elsewhere))
+    if not request.joins and any(map(leads, nodes)) and not has_role(LEAD, nodes):
+        of_part = next(role for roles in nodes for role in roles if leads((role,)))
+        raise LaunchError(
+            f"--roles names {of_part}, but no {LEAD}, and on several hosts it is not clear which "
+            f"process leads the run; add {LEAD}=1, which learns the parts that have no process of "
+            "their own"
+        )
+    learners = sum(LEAD in roles for roles in nodes)
+    collectors = sum(FEEDER in roles for roles in nodes)
     if 0 < collectors < learners:
         raise LaunchError(
             f"each collector sends to one of the {learners} learners, so {collectors} would leave "

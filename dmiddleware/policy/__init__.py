@@ -77,6 +77,7 @@ from dmiddleware.policy.update import (
     UpdateOutput,
     is_update,
     late_stops,
+    may_be_update,
     priorities_of_rows,
     update_outputs,
 )
@@ -122,6 +123,7 @@ __all__ = [
     "update_outputs",
     "is_update",
     "late_stops",
+    "may_be_update",
     "priorities_of_rows",
     "POLICY_REGISTRY",
     "create_policy",

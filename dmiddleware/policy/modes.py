@@ -83,7 +83,6 @@ class PolicySpec:
             :meth:`C51Policy.check_returns`; None: the policy learns any.
         value_fn: observations ``[N, …]`` to values ``[N]``; None: the policy has no critic of them.
         set_counters: sets the counters that schedules read.
-        uncount_updates: takes back updates that were counted and, as a GPU told later, not made.
         acting_state: returns what acting needs, as the state of the other modes.
     """
 
@@ -115,7 +114,6 @@ class PolicySpec:
     check_returns: Callable[..., None] | None = None
     value_fn: Callable[..., torch.Tensor] | None = None
     set_counters: Callable[[Counters], None] = _nothing
-    uncount_updates: Callable[[int], None] = _nothing
     acting_state: Callable[[], dict[str, Any]] = dict
     load_weights: Callable[[Mapping[str, torch.Tensor]], None] = _nothing
 

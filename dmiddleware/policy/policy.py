@@ -52,9 +52,10 @@ from dmiddleware.policy.policy_settings import PolicySettings, annotated_setting
 from dmiddleware.policy.rank_statistics import RankStatistics
 from dmiddleware.policy.state import PolicyState, entry_of, load_model_state
 from dmiddleware.policy.update import (
+    UpdateOutput,
     UpdateRunner,
     check_columns,
-    is_update,
+    may_be_update,
     standard_columns,
     update_outputs,
 )
@@ -694,7 +695,6 @@ class Policy:
             initial_state=self.initial_state,
             check_spaces=self.check_spaces,
             set_counters=self.set_counters,
-            uncount_updates=self.uncount_updates,
             acting_state=self._state.acting,
             load_weights=self.load_weights,
         )
@@ -727,14 +727,6 @@ class Policy:
             ConfigError: if its schedule reads a counter that nothing has set.
         """
         return self.schedules[name].at(self.counters._replace(update=self.train_iter))
-
-    def uncount_updates(self, n: int) -> None:
-        """Take back updates that were counted and, as a GPU told later, not made.
-
-        Args:
-            n: how many; see :func:`late_stops`.
-        """
-        self.train_iter -= n
 
     def set_counters(self, counters: Counters) -> None:
         """Set what schedules read; the policy counts its updates itself."""
@@ -822,9 +814,15 @@ class Policy:
         output = self._runner.run(
             columns, drawn, n_made=self.train_iter, counters=self.counters, batch=batch
         )
-        if is_update(output):
+        if may_be_update(output):
             self.train_iter += 1
+        if isinstance(output, UpdateOutput):
+            output.on_stop = self._uncount_update
         return output
+
+    def _uncount_update(self) -> None:
+        """Take back an update that was counted and, as the GPU told later, not made."""
+        self.train_iter -= 1
 
     def _learn(self, data: Any, **kwargs: Any) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         """Check what a learner passes, and learn from it."""

@@ -5,6 +5,7 @@ Also what an update returns: its outputs, and priorities for rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final, Literal
 
@@ -39,6 +40,7 @@ __all__ = [
     "check_columns",
     "is_update",
     "late_stops",
+    "may_be_update",
     "non_finite_error",
     "priorities_of_rows",
     "standard_columns",
@@ -60,7 +62,12 @@ class UpdateOutput(MutableMapping[str, Any]):
     Args:
         output: scalars and other tensors, and Python numbers.
         look: called once after the scalars have been read.
+
+    Attributes:
+        on_stop: called once if ``kl_stop`` turns out to be true.
     """
+
+    on_stop: Callable[[], None] | None = None
 
     def __init__(self, output: Mapping[str, Any], look: Callable[[], None]) -> None:
         self._scalars = [key for key, value in output.items() if _is_scalar(value)]
@@ -90,17 +97,36 @@ class UpdateOutput(MutableMapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._values
 
-    def unread(self, key: str) -> torch.Tensor | None:
-        """Return a scalar on the GPU, without reading it; None: it has been read, or is none."""
-        value = self._values.get(key)
-        return self._packed[self._scalars.index(key)] if _is_scalar(value) else None
+    @property
+    def may_stop(self) -> bool:
+        """Whether it has a ``kl_stop`` that was not read yet."""
+        return _is_scalar(self._values.get("kl_stop"))
 
     def _read(self) -> None:
-        numbers = zip(self._scalars, self._packed.tolist(), strict=True)
+        self._take(self._packed.tolist())
+        self._look_once()
+
+    def _take(self, scalars: Sequence[float]) -> None:
+        numbers = zip(self._scalars, scalars, strict=True)
+        may_stop = self.may_stop
         self._values |= {key: number for key, number in numbers if key in self._values}
+        if may_stop:
+            self._values["kl_stop"] = bool(self._values["kl_stop"])
+            if self._values["kl_stop"] and self.on_stop is not None:
+                self.on_stop()
+
+    def _look_once(self) -> None:
         if self._look is not None:
             look, self._look = self._look, None
             look()
+
+    @staticmethod
+    def read_together(outputs: Sequence[UpdateOutput]) -> None:
+        """Read the scalars of several outputs in one transfer."""
+        scalars = iter(torch.cat([output._packed for output in outputs]).tolist())
+        for output in outputs:
+            output._take(list(itertools.islice(scalars, len(output._packed))))
+        outputs[-1]._look_once()
 
 
 class UpdateRunner:
@@ -440,19 +466,24 @@ def update_outputs(
 def is_update(output: Mapping[str, Any]) -> bool:
     """Return whether an output counts as an update: one with ``kl_stop`` does not.
 
-    With ``kl_stop`` the policy reports that it skipped the update. What a GPU has not told yet
-    counts as an update; see :func:`late_stops`.
+    With ``kl_stop`` the policy reports that it skipped the update.
     """
-    if isinstance(output, UpdateOutput) and output.unread("kl_stop") is not None:
-        return True
     return not output.get("kl_stop")
 
 
+def may_be_update(output: Mapping[str, Any]) -> bool:
+    """Return :func:`is_update`, or True while only the GPU knows; see :func:`late_stops`."""
+    may_stop = isinstance(output, UpdateOutput) and output.may_stop
+    return may_stop or not output.get("kl_stop")
+
+
 def late_stops(outputs: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many outputs have a ``kl_stop`` that was not read yet; waits once for a GPU."""
-    unread = [output.unread("kl_stop") for output in outputs if isinstance(output, UpdateOutput)]
-    flags = [flag for flag in unread if flag is not None]
-    return int(torch.stack(flags).sum()) if flags else 0
+    """Find out how many outputs seemed to be updates and were none; waits once for a GPU."""
+    unread = [item for item in outputs if isinstance(item, UpdateOutput) and item.may_stop]
+    if not unread:
+        return 0
+    UpdateOutput.read_together(unread)
+    return sum(not is_update(output) for output in unread)
 
 
 def priorities_of_rows(

@@ -295,11 +295,13 @@ def export_command(
     from dmiddleware.runs.export import SUFFIXES, export_policy  # these import torch
     from dmiddleware.runs.model_card import check_card, write_model_card
     from dmiddleware.runs.play import importing_as, made_by, run_of
+    from dmiddleware.runs.record import part_of
 
-    run = run_of(policy)
+    run, part = run_of(policy), part_of(policy)
     with _refusing(), importing_as(policy):
         name: Literal["onnx", "torch"] = "onnx" if kind == "onnx" else "torch"
-        target = output or run / "export" / f"policy{SUFFIXES[name]}"
+        folder = run / "export" if part is None else run / "export" / part
+        target = output or folder / f"policy{SUFFIXES[name]}"
         check_card(target.parent)
         exported = export_policy(
             policy,
@@ -308,7 +310,7 @@ def export_command(
             action_mask=action_mask,
             policy=None if maker is None else made_by(maker, policy),
         )
-        card = write_model_card(exported, run)
+        card = write_model_card(exported, run, part=part)
         click.echo(f"wrote {exported.path} and {card}")
 
 

@@ -13,7 +13,7 @@ import gymnasium as gym
 from dmiddleware.errors import ConfigError
 from dmiddleware.runs.export import ExportedPolicy
 from dmiddleware.runs.provenance import versions
-from dmiddleware.runs.record import settings_of
+from dmiddleware.runs.record import settings_of_part
 from dmiddleware.settings import plain_values
 from dmiddleware.yaml_text import yaml_text
 
@@ -54,7 +54,9 @@ def check_card(folder: Path) -> Path:
     return path
 
 
-def write_model_card(exported: ExportedPolicy, run: Path | None) -> Path:
+def write_model_card(
+    exported: ExportedPolicy, run: Path | None, *, part: str | None = None
+) -> Path:
     """Write ``README.md`` beside an exported policy.
 
     Its head is that of the Hugging Face Hub.
@@ -63,6 +65,7 @@ def write_model_card(exported: ExportedPolicy, run: Path | None) -> Path:
         exported: the policy.
         run: the folder of the run that trained it, for the env, the results and the settings; None:
             unknown.
+        part: the part of its chain that learned the policy; None: the whole chain.
 
     Returns:
         The path of the card.
@@ -72,8 +75,8 @@ def write_model_card(exported: ExportedPolicy, run: Path | None) -> Path:
         RunFolderError: if the run's ``config.yaml`` is not YAML.
     """
     path = check_card(exported.path.parent)
-    config = {} if run is None else settings_of(run)
-    result = {} if run is None else _result_of(run)
+    config = {} if run is None else settings_of_part(run, part)
+    result = {} if run is None else _result_of(run, part)
     path.write_text("\n".join(_lines(exported, config, result)) + "\n", encoding="utf-8")
     return path
 
@@ -163,12 +166,14 @@ def _results(result: Mapping[str, float]) -> Iterator[str]:
     )
 
 
-def _result_of(run: Path) -> dict[str, float]:
+def _result_of(run: Path, part: str | None) -> dict[str, float]:
     """Return the numbers of a run's result; a file that is cut or damaged may lack some."""
     try:
         result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    if part is not None and isinstance(result, dict):
+        result = (result.get("parts") or {}).get(part)
     values = result.items() if isinstance(result, dict) else ()
     return {name: value for name, value in values if isinstance(value, (int, float))}
 

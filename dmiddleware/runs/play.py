@@ -16,7 +16,7 @@ from dmiddleware.env.env_record import recorded_env
 from dmiddleware.errors import ConfigError, RunFolderError
 from dmiddleware.policy import HasModes
 from dmiddleware.rollout import evaluate_episodes
-from dmiddleware.runs.record import settings_of
+from dmiddleware.runs.record import part_of, settings_of, settings_of_part
 
 __all__ = ["env_of", "importing_as", "made_by", "play", "run_of", "wrappers_of"]
 
@@ -25,7 +25,10 @@ _MOST_ENVS: Final = 25
 
 def run_of(path: Path) -> Path:
     """Return the folder of the run that a path belongs to: it, or the one of a checkpoint."""
-    return path if path.is_dir() else path.resolve().parent.parent
+    if path.is_dir():
+        return path
+    folder = path.resolve().parent
+    return folder.parent if part_of(path) is None else folder.parent.parent
 
 
 def env_of(path: Path, wrappers: Sequence[str] = ()) -> EnvSettings:
@@ -40,7 +43,7 @@ def env_of(path: Path, wrappers: Sequence[str] = ()) -> EnvSettings:
             name of a function, or a wrapper cannot be imported.
     """
     run = run_of(path)
-    record = dict(_record_of(run))
+    record = dict(_record_of(path))
     if wrappers:
         record["wrappers"] = list(wrappers)
     try:
@@ -55,12 +58,12 @@ def env_of(path: Path, wrappers: Sequence[str] = ()) -> EnvSettings:
 
 def wrappers_of(path: Path) -> list[str] | None:
     """Return the names of the wrappers that a run's env had; None: it did not record them."""
-    wrappers = _record_of(run_of(path)).get("wrappers")
+    wrappers = _record_of(path).get("wrappers")
     return wrappers if isinstance(wrappers, list) else None
 
 
-def _record_of(run: Path) -> Mapping[str, Any]:
-    settings = settings_of(run)
+def _record_of(path: Path) -> Mapping[str, Any]:
+    settings = settings_of_part(run_of(path), part_of(path))
     record = settings.get("eval_env") or settings.get("env")
     return record if isinstance(record, Mapping) else {}
 

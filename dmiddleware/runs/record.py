@@ -29,7 +29,9 @@ __all__ = [
     "is_compared",
     "no_values_of",
     "search_runs",
+    "part_of",
     "settings_of",
+    "settings_of_part",
 ]
 
 _log = logging.getLogger(__name__)
@@ -73,13 +75,15 @@ class RunRecord:
         Args:
             path: the folder.
             metric: the metric to read; rows without a value for it are left out, and so are lines
-                that are cut or damaged.
+                that are cut or damaged. That of a named part of the chain,
+                ``red/eval/return_mean``, is given over the counters of the part.
 
         Raises:
             RunFolderError: if the folder has no metrics, or none of this name.
         """
         path = Path(path)
         rows, skipped = read_rows(path / METRICS_FILE)
+        rows = [_counted_in(metric.partition("/")[0], row) for row in rows]
         axis, evaluations = _with_values(path, rows, metric, skipped)
         latest: list[MetricsRow] = []
         for row in evaluations:
@@ -185,6 +189,12 @@ def search_runs(pattern: str, metric: str) -> tuple[list[RunRecord], list[str]]:
     return runs, list(map(str, left_out))
 
 
+def _counted_in(part: str, row: MetricsRow) -> MetricsRow:
+    """Return a row with the counters of a part of the chain, if there is one of this name."""
+    counters = {name: row[f"{part}/{name}"] for name in COUNTERS if f"{part}/{name}" in row}
+    return {**row, **counters} if counters else row
+
+
 class _NoValues(RunFolderError):
     """A run has no values of the metric."""
 
@@ -264,6 +274,25 @@ def flat_settings(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat_settings(value, f"{path}.{number}")
     elif settings != []:
         yield path, settings
+
+
+def part_of(path: Path) -> str | None:
+    """Return the part of the chain that a checkpoint belongs to: ``red`` for ``ckpt/red/best.…``.
+
+    Args:
+        path: the checkpoint, or the folder of a run, which belongs to none.
+    """
+    folder = path.resolve().parent
+    return folder.name if path.is_file() and folder.parent.name == "ckpt" else None
+
+
+def settings_of_part(run: Path, part: str | None) -> dict[str, Any]:
+    """Return what ``config.yaml`` would hold of a run that had learned this part's policy only."""
+    settings = settings_of(run)
+    if part is None:
+        return settings
+    envs, policies = (settings.get(name) or {} for name in ("envs", "policy"))
+    return {**settings, **envs.get(part, {}), "policy": policies.get(part)}
 
 
 def settings_of(run: Path) -> dict[str, Any]:

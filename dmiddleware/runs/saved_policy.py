@@ -126,7 +126,8 @@ def checkpoint_in(path: str | Path, *, name: str | None = None) -> Path:
     if parts:
         raise RunFolderError(
             f"{path} has no policy {'without a name' if name is None else repr(name)}; it has "
-            f"those of {', '.join(parts)}: load one of them with name={parts[0]!r}"
+            f"those of {', '.join(parts)}: load one of them with name={parts[0]!r}, or from its "
+            f"file in ckpt/{parts[0]}"
         )
     raise RunFolderError(
         f"{path} has neither {' nor '.join(str(file.relative_to(path)) for file in files)}; put "

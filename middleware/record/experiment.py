@@ -143,8 +143,9 @@ class ExperimentResult:
 
     def __str__(self) -> str:
         parts = "".join(f"{name}: {result._summary()}; " for name, result in self.parts.items())
-        whole = self._summary()
-        return f"{parts}{whole} in {self.train_s:.1f} s; files in {printable(self.path)}/"
+        together = "together " if parts else ""
+        duration = f"in {self.train_s:.1f} s; files in {printable(self.path)}/"
+        return f"{parts}{together}{self._summary()} {duration}"
 
     def _summary(self) -> str:
         returns = (
@@ -291,7 +292,8 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         }
         self._config = configs[None] if None in configs else {str(p): configs[p] for p in configs}
         self._chain = [{middleware_name(link): _written(link)} for link in chain.whole.middleware]
-        self._envs = _envs_of(chain.whole, self._evaluators[first])
+        envs = {part: _envs_of(chain.of(part), self._evaluators[part]) for part in self._policies}
+        self._envs = envs[first] if first is None else {**envs[first], "envs": envs}
         for part in (self._logger, self._curve, self._bar):
             part.bind(chain)
 
@@ -632,10 +634,14 @@ def _roles_of(part: object) -> Collection[str]:
 def _envs_of(chain: ChainView, evaluator: InteractionEvaluator | None) -> dict[str, Any]:
     """Return the records of the envs that collect, and of the envs that evaluate if these differ.
 
-    If none collects, the envs of the evaluator that decides take their place.
+    If none collects, the envs of the evaluator that decides take their place. In a part, a
+    middleware without a name may collect for several parts.
     """
     evaluators = evaluators_of(chain)
-    others = (part for part in chain.middleware if part not in evaluators)
+    shared = () if chain.part is None else chain.of(None).middleware
+    others = (
+        part for part in (*chain.middleware, *shared) if not isinstance(part, InteractionEvaluator)
+    )
     records = map(_record_of, (*others, *([] if evaluator is None else [evaluator]), *evaluators))
     record: dict[str, Any] = next(filter(None, records), {})
     envs: dict[str, Any] = {"env": record}

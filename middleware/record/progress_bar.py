@@ -28,6 +28,7 @@ _REFRESH_S = 0.1
 _RATE_WINDOW_S = 10.0
 _N_RETURNS = 20
 _WIDE = 100
+_TRAINING = "collect/return_mean"
 
 
 class _Rate:
@@ -107,6 +108,7 @@ class ProgressBar(BaseMiddleware[RLContext], TakesSettings[ProgressBarSettings])
             lambda: deque(maxlen=_N_RETURNS)
         )  # by part; that of the whole chain is empty
         self._prefix = "eval"
+        self._logged_names: tuple[tuple[str, str], ...] = (("", _TRAINING),)
         self._others: dict[str, float] = {}
         self._rate = _Rate()
         self._next = -math.inf
@@ -120,6 +122,8 @@ class ProgressBar(BaseMiddleware[RLContext], TakesSettings[ProgressBarSettings])
         """Take the limits from the chain's TerminationChecker, and find the evaluators."""
         self._limits = limits_of(chain.of(None))
         self._prefix = evaluation_prefixes(chain.of(None))[0]
+        parts = ((name, f"{name}/{_TRAINING}") for name in chain.parts)
+        self._logged_names = (("", _TRAINING), *parts)
 
     def setup(self, task: Task[Any]) -> None:
         """Show the bar."""
@@ -154,8 +158,8 @@ class ProgressBar(BaseMiddleware[RLContext], TakesSettings[ProgressBarSettings])
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Update the bar on the way back, if the interval has passed."""
         yield
-        for name, part in {"": ctx, **ctx.parts}.items():
-            train_return = part.logged.get("collect/return_mean")
+        for name, logged_name in self._logged_names:
+            train_return = ctx.logged.get(logged_name)
             if train_return is not None:
                 self._returns[name].append(train_return)
         for prefix, output in ctx.other_evaluations.items():

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from dmiddleware import load_policy
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ChainError, ConfigError, RunFolderError
+from dmiddleware.launch.cli import ditask
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy, DQNSettings, Policy, PPOPolicy
 from dmiddleware.rl import Schedule
 from dmiddleware.runs.metrics_file import MetricsFile
+from dmiddleware.runs.record import RunRecord
 from middleware import (
     DataPusher,
     EpsGreedyHandler,
@@ -32,6 +35,7 @@ from middleware import (
     TerminationChecker,
 )
 from middleware.curriculum import Curriculum
+from middleware.evaluate import evaluation_prefixes
 
 SMALL = {"encoder_hidden_sizes": [8]}
 
@@ -182,6 +186,13 @@ def test_the_result_has_the_outcome_of_each_part(run_path: Path) -> None:
     assert result["parts"]["blue"]["n_episode"] == 0
 
 
+def test_a_metric_of_a_part_is_reported_over_the_counters_of_the_part(run_path: Path) -> None:
+    record = RunRecord.load(run_path, "red/eval/return_mean")
+    assert record.n_steps == 208
+    with pytest.raises(RunFolderError, match=r"did you mean red/eval/return_mean"):
+        RunRecord.load(run_path)
+
+
 def test_the_limit_of_a_part_counts_in_the_part() -> None:
     part, limit = dqn("red"), TerminationChecker(max_train_iter=6, name="red")
     ctx = train(part, ppo("blue"), max_step=100, extra=[limit])
@@ -201,7 +212,7 @@ def test_a_schedule_by_progress_follows_the_limit_that_is_nearest(limited: str |
     assert eps == pytest.approx(1 - (80 if limited else 80 + 128) / 320)
 
 
-def named(part: Part, kind: type, name: str | None) -> Part:
+def named(part: Part, kind: Any, name: str | None) -> Part:
     """Return the part with one middleware in another part."""
     for component in part.middleware:
         if isinstance(component, kind):
@@ -305,6 +316,15 @@ def test_collectors_whose_data_are_read_in_between_are_fine() -> None:
         task.check()
 
 
+def test_an_evaluator_of_a_part_has_metrics_of_the_part() -> None:
+    with Task() as task:
+        for component in (*dqn("red").middleware, *dqn(None).middleware):
+            task.use(component)
+        assert evaluation_prefixes(task.chain.of("red")) == ("eval",)
+        assert evaluation_prefixes(task.chain.of(None)) == ("eval",)
+        task.check()
+
+
 def test_an_evaluator_with_a_name_of_its_own_belongs_to_the_whole_chain() -> None:
     part = dqn(None)
     windy = InteractionEvaluator(part.policy, envs("CartPole-v1"), n_episode=2, name="windy")
@@ -317,3 +337,15 @@ def test_an_evaluator_with_a_name_of_its_own_belongs_to_the_whole_chain() -> Non
 def test_a_name_that_metrics_use_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="name must be"):
         TerminationChecker(max_env_step=1, name=name)
+
+
+def test_a_checkpoint_of_a_part_is_played_and_exported_in_its_own_env(run_path: Path) -> None:
+    checkpoint = str(run_path / "ckpt" / "blue" / "final.safetensors")
+    played = CliRunner().invoke(ditask, ["play", checkpoint, "--episodes", "1"])
+    assert "1 episodes of Pendulum-v1" in played.output, played.output
+    exported = CliRunner().invoke(ditask, ["export", checkpoint, "--format", "torch"])
+    assert exported.exit_code == 0, exported.output
+    card = (run_path / "export" / "blue" / "README.md").read_text()
+    assert "PPO on Pendulum-v1" in card
+    assert "type: ppo" in card
+    assert "type: dqn" not in card

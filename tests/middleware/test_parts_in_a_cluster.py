@@ -37,6 +37,7 @@ class Program:
         self.counters: dict[int, dict[str, int]] = {}
         self.leads: set[int] = set()
         self.peers: dict[int, dict[str, list[int]]] = {}
+        self.logged: dict[int, set[str]] = {}
 
     def __call__(self) -> str | None:
         node = current_node()
@@ -81,6 +82,7 @@ class Program:
         )
         def learn(ctx: OnlineRLContext) -> None:
             self.learned.setdefault(me, set()).add(name)
+            self.logged.setdefault(me, set()).update(ctx.whole.logged)
             self.peers.setdefault(me, {})[name] = ctx.task.participants(Role.COLLECTOR)
             if ctx.trajectories is not None:
                 rewards = ctx.trajectories["reward"].flatten().tolist()
@@ -131,6 +133,8 @@ def test_each_part_exchanges_its_data_with_its_learner(
     (lead,) = program.leads
     assert "red" in learned[lead] or "blue" in learned[lead]
     for node_id, names in learned.items():
+        # It does not wait for what it does not learn.
+        assert {text.partition("/")[0] for text in program.logged[node_id]} == names
         for name in names:
             expected = [peer for peer, parts in collecting.items() if name in parts]
             assert sorted(program.peers[node_id][name]) == expected

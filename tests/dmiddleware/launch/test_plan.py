@@ -260,3 +260,37 @@ def test_the_roles_of_the_classic_workers_and_custom_roles_are_assigned() -> Non
     assert assign_roles(parse_roles(roles), None) == (
         ("coordinator",), ("aggregator",), ("elector",), ("reflector",),
     )  # fmt: skip
+
+
+def test_the_first_learner_of_a_part_leads_the_run() -> None:
+    roles = (("collector", 1), ("learner:blue", 1), ("learner:red", 1))
+    assigned = assign_roles(roles, None)
+    assert assigned == (("collector",), ("learner", "learner:blue"), ("learner:red",))
+    nodes = plan_nodes(LaunchRequest(main="a.b", roles=assigned, run_dir=Path("/run")))
+    assert [node.learns for node in nodes] == [False, True, True]
+    assert [node.leads_run for node in nodes] == [False, True, False]
+    # Everybody connects to both, and neither is a rank of the other.
+    assert len(nodes[0].dial) == 2
+    assert nodes[2].ranks is None
+    assert nodes[1].ranks is not None
+    assert nodes[1].ranks.size == 1
+    assert nodes[0].run_roles == ("collector", "learner", "learner:blue", "learner:red")
+
+
+def test_ranks_learn_what_has_no_process_of_its_own() -> None:
+    assigned = assign_roles((("learner:blue", 1), ("learner", 2), ("collector", 2)), None)
+    nodes = plan_nodes(LaunchRequest(main="a.b", roles=assigned, run_dir=Path("/run")))
+    ranks = [None if node.ranks is None else node.ranks.rank for node in nodes]
+    assert ranks == [None, 0, 1, None, None]
+    assert [node.leads_run for node in nodes[:3]] == [False, True, True]
+
+
+def test_learners_of_parts_on_several_hosts_need_a_learner_that_leads() -> None:
+    roles = assign_roles((("learner:red", 1), ("learner:blue", 1)), None, n_hosts=2)
+    collectors = (("collector",), ("collector",))
+    with pytest.raises(LaunchError, match="add learner=1"):
+        plan_nodes(request(roles=roles, elsewhere=collectors))
+    roles = assign_roles((("learner", 1), ("learner:blue", 1)), None, n_hosts=2)
+    assert len(plan_nodes(request(roles=roles, elsewhere=collectors))) == 2
+    with pytest.raises(LaunchError, match="learners must share a host"):
+        plan_nodes(request(roles=roles, elsewhere=(("learner:red",),)))

@@ -135,6 +135,7 @@ def test_the_public_names_are_these():
         "is_update",
         "late_stops",
         "mask_of",
+        "may_be_update",
         "priorities_of_rows",
         "rmsprop",
         "spec_of",
