@@ -289,8 +289,10 @@ class ParallelEnvAdapter(InnerAttributes, gym.Env[dict[str, Any], Any]):
         space = _common_space(self._env, name)
         if space is None:
             raise ConfigError(
-                f"the agents of {self._env} have different spaces ({name}); pad them, for example "
-                "with SuperSuit's pad_observations_v0 and pad_action_space_v0"
+                f"the agents of {self._env} have different spaces ({name}); give each kind a team, "
+                'as in make_game(env, teams={"red": ["red_*"], "blue": ["blue_*"]}, env_num=8), or '
+                "pad them, for example with SuperSuit's pad_observations_v0 and "
+                "pad_action_space_v0"
             )
         return space
 
