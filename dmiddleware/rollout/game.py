@@ -141,7 +141,7 @@ class Game(Closing):
         self.env_num = env_manager.env_num
         self._views: dict[tuple[str, bool], TeamEnvs] = {}
         self._seats: dict[str, Seat] = {}
-        self._moves: dict[str, Any] = {}
+        self._moves: dict[str, tuple[TeamEnvs, Any]] = {}
         self._leader = ""
         self._continues = False
         self._sizes = {team: flags.shape[0] for team, flags in _flag_spaces(space).items()}
@@ -239,26 +239,27 @@ class Game(Closing):
         for view in self._views.values():
             view.show()
 
-    def play(self, team: str, actions: tuple[NestedArrays, ...]) -> None:
+    def play(self, envs: TeamEnvs, actions: tuple[NestedArrays, ...]) -> None:
         """Let a team act; once all teams have, the games take a step.
 
         Args:
-            team: the team.
+            envs: those of the team that it acts in.
             actions: of each agent, nested arrays ``[E, …]``.
         """
         try:
-            self._moves[team] = actions
+            self._moves[envs.team] = envs, actions
             waiting = next((name for name in self.teams if name not in self._moves), None)
             if waiting is not None:
                 self._seat_of(waiting).move()
                 if self._moves:
                     raise EnvStateError(f"the seat of team {waiting!r} has not stepped its envs")
                 return
-            timestep = self.env_manager.step({name: self._moves[name] for name in self.teams})
+            timestep = self.env_manager.step({name: self._moves[name][1] for name in self.teams})
+            acted = [view for view, _ in self._moves.values()]
             self._moves.clear()
             self._count(timestep)
             for view in self._views.values():
-                view.take(timestep)
+                view.take(timestep) if view in acted else view.miss()
         except BaseException:
             self._moves.clear()
             self._show()
@@ -356,6 +357,7 @@ class TeamEnvs(BaseEnvManager):
         self._set_spaces(*self._probe_spaces())
         self.acts: BoolArray = np.ones(self.env_num, np.bool_)
         self._names: Sequence[str] = ()
+        self._has_missed = False
 
     @property
     def joint(self) -> TeamEnvs:
@@ -392,6 +394,7 @@ class TeamEnvs(BaseEnvManager):
             )
         self._clear_episodes()
         self.show()
+        self._has_missed = False
         obs: Any = manager.ready_obs
         self._ready_obs, self.acts = self._obs_of(obs), self._acting(obs)
         self._ready_infos = self._infos_of(obs, manager.ready_info.rows())
@@ -422,8 +425,18 @@ class TeamEnvs(BaseEnvManager):
         ids, batch = self._assign(actions)
         if ids is not None:
             raise StructureError("the envs of a team are stepped together; give one row per env")
-        self._game.play(self.team, self._by_agent(batch))
+        if self._has_missed:
+            raise EnvStateError(
+                f"the games of team {self.team!r} were stepped without these envs; reset them, or "
+                "make a game for each collector and evaluator"
+            )
+        self._game.play(self, self._by_agent(batch))
         return self._timestep
+
+    def miss(self) -> None:
+        """Note that the team has acted in other envs of the games; the game calls it."""
+        self._has_missed = True
+        self.show()
 
     def take(self, step: BatchedTimestep) -> None:
         """Take the team's rows of a step of the games; the game calls it."""

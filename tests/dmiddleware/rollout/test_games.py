@@ -382,6 +382,12 @@ def test_envs_of_a_team_are_stepped_and_reset_together():
             envs.step(envs.sample_actions())
         with pytest.raises(EnvStateError, match="reset together"):
             envs.reset([0])
+        joint = against(game, "red", {"blue": "random"}).joint
+        joint.step(joint.sample_actions())
+        with pytest.raises(EnvStateError, match="stepped without these envs"):
+            envs.step(envs.sample_actions())
+        envs.reset()
+        assert envs.step(envs.sample_actions()).is_full
 
 
 def test_a_card_game_is_played_by_two_algorithms():
