@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.pipeline import Task
+from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.rollout import Game, TeamRollout
 from dmiddleware.rollout.seats import Player
 from dmiddleware.settings import Count, Settings, TakesSettings, takes_options
@@ -91,6 +91,19 @@ class TeamCollector(BaseMiddleware[OnlineRLContext], TakesSettings[TeamCollector
         self.components = {"env_num": game.env_num}
         self._failures = FailureLog(game.env_manager)
         self._launched_here = False
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Reject a chain in which some teams learn, and others collect rows for nobody."""
+        parts = {team: chain.of(team) for team in self._rollout.workers}
+        idle = [team for team, part in parts.items() if not part.writes("train_iter")]
+        idle = [team for team in idle if not parts[team].writes("train_output")]
+        if len(idle) == len(parts) or not all(d.anything for d in chain.whole.declarations):
+            return
+        for team in idle:
+            yield (
+                f"the policy of team {team!r} collects data, but nothing learns from it; add a "
+                f"learner with name={team!r}, or give the team Frozen(policy)"
+            )
 
     def setup(self, task: Task[Any]) -> None:
         """Launch the game; in a run of several processes, each explores with a seed of its own."""

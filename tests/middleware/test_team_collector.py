@@ -119,6 +119,17 @@ def test_what_lacks_a_team_or_its_name_is_an_error_before_the_first_step() -> No
         task.use(collector).use(DataPusher(TensorBuffer(9)))
         with pytest.raises(ChainError, match="blue"):
             task.run(max_step=1)
+    game = make_duel()
+    policies = {
+        "red": DQNPolicy.for_env(game["red"], seed=0),
+        "blue": SACPolicy.for_env(game["blue"], seed=0, batch_size=8),
+    }
+    with Task(OnlineRLContext(), seed=0) as task:
+        task.use(TeamCollector(game, policies, n_sample=4))
+        for part in learners_of("blue", policies["blue"]):
+            task.use(part)
+        with pytest.raises(ChainError, match=r"team 'red'.*Frozen"):
+            task.run(max_step=1)
     with pytest.raises(ConfigError, match="n_sample"):
         TeamCollector(game, {"red": "random", "blue": blue}, n_sample=0)
     with pytest.raises(ConfigError, match="nobody acts for the team 'red'"):

@@ -20,6 +20,7 @@ from dmiddleware.policy import (
     SACPolicy,
 )
 from dmiddleware.rollout import (
+    ActingPolicy,
     Frozen,
     Game,
     OpponentPool,
@@ -269,6 +270,19 @@ def test_a_collector_of_one_team_plays_against_a_policy_that_does_not_learn():
         rows = worker.collect(12)
     assert rows["obs"].shape == (3, 4, 3)
     assert rows["done"].sum() == 0
+
+
+def test_a_loaded_policy_plays_and_does_not_learn():
+    rows = []
+    for wrap in (Frozen, ActingPolicy):
+        game = make_duel()
+        red = wrap(DQNPolicy.for_env(game["red"], seed=0))
+        blue = SACPolicy.for_env(game["blue"], seed=1)
+        rollout = TeamRollout(game, {"red": red, "blue": blue})
+        with game:
+            rows.append(rollout.collect(12))
+        assert rows[-1].keys() == {"blue"}
+    assert same(rows[0]["blue"], rows[1]["blue"])
 
 
 def test_games_are_counted_for_and_against_past_versions_and_hard_ones_are_drawn_more_often():
