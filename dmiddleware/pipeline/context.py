@@ -243,9 +243,9 @@ class Context:
 
         A middleware with ``name="red"`` works on ``ctx.part("red")`` in place of ``ctx``. That is a
         context of the same class, with its own value of every field, which lasts as long as the
-        context of the whole chain and is renewed with it. What is logged to it is a metric of the
-        whole chain too, under ``red/``. The fields that are declared as ``summed`` are added up:
-        what they grow by in a part, they grow by in the context of the whole chain.
+        context of the whole chain and is renewed with it. Metrics that are logged to it are also
+        metrics of the whole chain, under ``red/``. The fields that are declared as ``summed`` are
+        added up: what they grow by in a part, they grow by in the context of the whole chain.
 
         Args:
             name: letters, digits, ``_``, ``-`` and ``.``, 64 at most.

@@ -13,6 +13,7 @@ from middleware import (
     Experiment,
     GAEEstimator,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OffPolicyLearner,
     OnPolicyLearner,
@@ -24,7 +25,7 @@ SMALL = {"encoder_hidden_sizes": [8]}
 
 
 def main() -> None:
-    """Learn CartPole with DQN, and Pendulum with PPO, for a few updates."""
+    """Learn CartPole with DQN, and Pendulum with PPO, until an evaluation after an update."""
     envs, games = ({name: make_env_manager(name, env_num=2, seed=seed) for name in
                     ("CartPole-v1", "Pendulum-v1")} for seed in (0, 1))  # fmt: skip
     red = DQNPolicy.for_env(envs["CartPole-v1"], model=SMALL, batch_size=8)
@@ -33,16 +34,14 @@ def main() -> None:
     with Task(seed=0) as task:
         for name, policy in (("red", red), ("blue", blue)):
             task.use(ContextExchanger(name=name)).use(ModelExchanger(policy, name=name))
-        task.use(
-            InteractionEvaluator(
-                red, games["CartPole-v1"], n_episode=2, every_train_iter=5, name="red"
-            )
-        )
+        # Its second evaluation ends the run.
+        judge = InteractionEvaluatorSettings(n_episode=2, every_train_iter=5, stop_value=0)
+        task.use(InteractionEvaluator.of(judge, red, games["CartPole-v1"], name="red"))
         task.use(EpsGreedyHandler(red, name="red"))
         task.use(StepCollector(red, envs["CartPole-v1"], n_sample=16, name="red"))
         task.use(DataPusher(buffer, name="red")).use(OffPolicyLearner(red, buffer, name="red"))
         task.use(StepCollector(blue, envs["Pendulum-v1"], n_sample=32, name="blue"))
         task.use(GAEEstimator(blue, name="blue")).use(OnPolicyLearner(blue, name="blue"))
-        task.use(TerminationChecker(max_train_iter=12, name="red"))
+        task.use(TerminationChecker(max_train_iter=2000, name="red"))
         task.use(Experiment("parts", {"red": red, "blue": blue}, n_fresh_episode=2))
         task.run()

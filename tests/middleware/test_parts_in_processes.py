@@ -31,10 +31,13 @@ def test_two_policies_learn_in_one_run_of_several_processes(tmp_path: Path, role
     with start(tmp_path, "--package", str(ROOT), "--main", program, "--roles", roles) as ditask:
         output, _ = ditask.communicate(timeout=120)
     assert ditask.returncode == 0, output
-    assert "train_iter of red reached 12" in output
+    assert "has reached stop_value 0" in output
     run = tmp_path / "runs" / "parts"
     result = json.loads((run / "result.json").read_text())
-    assert result["parts"]["red"]["train_iter"] == 12
+    red = result["parts"]["red"]
+    assert red["train_iter"] > 0
+    assert len(red["evaluations"]) >= 2
+    assert red["n_episode"] == 2
     # The blue one learns elsewhere, or here too.
     assert ("blue" in result["parts"]) == ("learner:blue" not in roles)
     for name in ("red", "blue"):

@@ -82,7 +82,7 @@ def test_ppo_balances_the_pendulum_of_brax():
         task.use(OnPolicyLearner(policy))
         task.use(TerminationChecker(max_env_step=62_000))
         task.run()
-        assert task.ctx.eval_value > 900
+        assert task.ctx.last_eval_value > 900
 
 
 def test_envs_that_brax_wraps_for_its_training_are_refused():
@@ -91,15 +91,11 @@ def test_envs_that_brax_wraps_for_its_training_are_refused():
         JaxEnv(brax.create("fast"), episode_length=10)
 
 
-@pytest.mark.parametrize(
-    ("name", "groups", "width"),
-    [("CartpoleBalance", None, 5), ("Go1JoystickFlatTerrain", "state", 48)],
-)
-def test_envs_of_mujoco_playground_are_collected(name, groups, width):
+def test_envs_of_mujoco_playground_are_collected():
     pytest.importorskip("mujoco_playground")
-    env = f"mujoco_playground:registry.load('{name}', config_overrides={{'impl': 'jax'}})"
-    batch, lengths = trained(jax_envs(env, groups=groups), n_updates=1)
-    assert batch["obs"].shape == (20, WORLDS, width)
+    env = "mujoco_playground:registry.load('CartpoleBalance', config_overrides={'impl': 'jax'})"
+    batch, lengths = trained(jax_envs(env), n_updates=1)
+    assert batch["obs"].shape == (20, WORLDS, 5)
     assert batch["truncated"].any()
     assert max(lengths) <= 7
 
