@@ -23,6 +23,7 @@ def test_the_public_names_are_these():
         "BaseEnvManager",
         "SyncEnvManager",
         "AsyncEnvManager",
+        "JaxEnv",
         "SimulatorEnv",
         "VectorEnvManager",
         "EnvPoolManager",
