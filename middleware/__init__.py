@@ -20,6 +20,7 @@ from middleware.collect import (
     StepCollector,
     StepCollectorSettings,
 )
+from middleware.collect_teams import TeamCollector, TeamCollectorSettings
 from middleware.context import OfflineRLContext, OnlineRLContext, RLContext
 from middleware.curriculum import Curriculum, CurriculumSettings
 from middleware.di_engine_names import (
@@ -114,6 +115,8 @@ __all__ = [
     "StepCollector",
     "StepCollectorSettings",
     "labeled_by",
+    "TeamCollector",
+    "TeamCollectorSettings",
     "EpisodeCollector",
     "EpisodeCollectorSettings",
     "data_pusher",

@@ -101,12 +101,20 @@ class HasSpaces(Protocol):
         ...
 
 
-def spaces_of(env: HasSpaces) -> tuple[gym.Space[Any], gym.Space[Any]]:
+def spaces_of(
+    env: HasSpaces, *, several_agents: bool = False
+) -> tuple[gym.Space[Any], gym.Space[Any]]:
     """Return the observation space and the action space of one environment.
+
+    Args:
+        env: the environment.
+        several_agents: whether those of a team of agents are meant, where it has both.
 
     Raises:
         SpaceError: if ``env`` has no spaces.
     """
+    if several_agents:
+        env = getattr(env, "joint", env)
     observation_space, action_space = (
         getattr(env, f"single_{name}", getattr(env, name, None))
         for name in ("observation_space", "action_space")

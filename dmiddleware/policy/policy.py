@@ -309,7 +309,7 @@ class Policy:
             ConfigError: for an unknown setting, with the nearest known one, or an invalid value.
             SpaceError: if the algorithm does not support the environment's spaces.
         """
-        observation_space, action_space = spaces_of(env)
+        observation_space, action_space = spaces_of(env, several_agents=cls.several_agents)
         check_number_of_agents(
             observation_space, several_agents=cls.several_agents, user=cls.__name__
         )
