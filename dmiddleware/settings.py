@@ -587,7 +587,10 @@ class _Constructor:
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(hint, config=Settings.__pydantic_config__)
+    kind = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    # A dataclass has a configuration of its own.
+    config = None if dataclasses.is_dataclass(kind) else Settings.__pydantic_config__
+    return TypeAdapter(hint, config=config)
 
 
 def _validator(cls: type[Settings]) -> Any:

@@ -20,6 +20,7 @@ from middleware.collect import (
     StepCollector,
     StepCollectorSettings,
 )
+from middleware.collect_teams import TeamCollector, TeamCollectorSettings
 from middleware.context import OfflineRLContext, OnlineRLContext, RLContext
 from middleware.curriculum import Curriculum, CurriculumSettings
 from middleware.di_engine_names import (
@@ -37,6 +38,7 @@ from middleware.di_engine_names import (
     priority_calculator,
     termination_checker,
 )
+from middleware.distill import labeled_by
 from middleware.eps_greedy import EpsGreedyHandler
 from middleware.evaluate import (
     InteractionEvaluator,
@@ -112,6 +114,9 @@ __all__ = [
     "CurriculumSettings",
     "StepCollector",
     "StepCollectorSettings",
+    "labeled_by",
+    "TeamCollector",
+    "TeamCollectorSettings",
     "EpisodeCollector",
     "EpisodeCollectorSettings",
     "data_pusher",

@@ -49,7 +49,7 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
         check_env_manager(env_manager, user=name)
         self._envs = env_manager
         self._launched_here = False
-        self._failed = (0, 0)
+        self._failures = FailureLog(env_manager)
         self._worker = RolloutCollector(self._mode, env_manager)
         self.owns = (env_manager,)
         self.components = {"env_num": env_manager.env_num}
@@ -64,7 +64,7 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
             SpaceError: if the policy's model does not fit the envs' spaces.
         """
         self._launched_here = self._envs.closed
-        self._failed = (0, 0) if self._envs.closed else self._failures()
+        self._failures.begin()
         self._worker.start()
         if (task.router is not None or task.rank > 0) and task.ctx.total_step == 0:
             # The policies of all processes were built from one seed.
@@ -103,31 +103,51 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._worker.load_state_dict(state)
-        self._failed = self._failures()
+        self._failures.begin()
 
-    def _count(self, ctx: OnlineRLContext, env_step: int, env_episode: int) -> None:
-        """Add the steps and episodes collected since the worker's counters had these values."""
-        worker = self._worker
-        ctx.env_step += worker.env_step - env_step
-        ctx.env_episode += worker.env_episode - env_episode
-        returns = worker.episode_returns
-        if returns:
-            ctx.log("collect/return_mean", sum(returns) / len(returns))
-            ctx.log("collect/length_mean", sum(worker.episode_lengths) / len(returns))
-        if successes := worker.episode_successes:
-            ctx.log("collect/success_rate", sum(successes) / len(successes))
-        if self._envs.failures.restarts != self._failed[0]:
-            self._count_failures(ctx)
 
-    def _count_failures(self, ctx: OnlineRLContext) -> None:
-        """Log how often envs were restarted since the last step."""
-        before, self._failed = self._failed, self._failures()
-        for name, was, now in zip(FAILURES, before, self._failed, strict=True):
+class FailureLog:
+    """Logs how often envs were restarted since the last step.
+
+    Args:
+        envs: the envs.
+
+    Attributes:
+        restarts: the restarts that are logged.
+    """
+
+    def __init__(self, envs: BaseEnvManager) -> None:
+        self._envs = envs
+        self.restarts = self._dropped = 0
+
+    def begin(self) -> None:
+        """Count from here; before launch, from 0."""
+        self.restarts, self._dropped = (0, 0) if self._envs.closed else self._so_far()
+
+    def log(self, ctx: OnlineRLContext) -> None:
+        """Log what was added."""
+        before = self.restarts, self._dropped
+        self.restarts, self._dropped = now = self._so_far()
+        for name, was, total in zip(FAILURES, before, now, strict=True):
             # Another collector of the chain may have counted some in this step.
-            ctx.log(name, ctx.logged.get(name, 0.0) + now - was)
+            ctx.log(name, ctx.logged.get(name, 0.0) + total - was)
 
-    def _failures(self) -> tuple[int, int]:
+    def _so_far(self) -> tuple[int, int]:
         return self._envs.failures.restarts, self._envs.dropped_steps
+
+
+def count_collected(
+    ctx: OnlineRLContext, worker: RolloutCollector, env_step: int, env_episode: int
+) -> None:
+    """Add the steps and episodes collected since the worker's counters had these values."""
+    ctx.env_step += worker.env_step - env_step
+    ctx.env_episode += worker.env_episode - env_episode
+    returns = worker.episode_returns
+    if returns:
+        ctx.log("collect/return_mean", sum(returns) / len(returns))
+        ctx.log("collect/length_mean", sum(worker.episode_lengths) / len(returns))
+    if successes := worker.episode_successes:
+        ctx.log("collect/success_rate", sum(successes) / len(successes))
 
 
 def collectors_of(chain: ChainView) -> list[_Collector]:
@@ -227,11 +247,15 @@ class StepCollector(_Collector, TakesSettings[StepCollectorSettings]):
         )
         ctx.trajectories = trajectories = self._mode.train_batch(collected)
         ends = worker.end_rows
-        if ends is None or trajectories is not collected:
+        if ends is None or (
+            trajectories is not collected and trajectories["done"] is not collected["done"]
+        ):
             # For few rows, much faster than torch's nonzero().
             ends = np.flatnonzero(trajectories["done"].numpy())
         ctx.trajectory_end_idx = torch.from_numpy(ends)
-        self._count(ctx, *before)
+        count_collected(ctx, worker, *before)
+        if self._envs.failures.restarts != self._failures.restarts:
+            self._failures.log(ctx)
 
 
 class EpisodeCollectorSettings(PartSettings):
@@ -293,4 +317,6 @@ class EpisodeCollector(_Collector, TakesSettings[EpisodeCollectorSettings]):
         ctx.trajectories = cat(ctx.episodes)
         lengths = torch.tensor([len(episode["done"]) for episode in ctx.episodes])
         ctx.trajectory_end_idx = lengths.cumsum(0) - 1
-        self._count(ctx, *before)
+        count_collected(ctx, worker, *before)
+        if self._envs.failures.restarts != self._failures.restarts:
+            self._failures.log(ctx)

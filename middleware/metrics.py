@@ -57,6 +57,22 @@ MIDDLEWARE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
             "absent",
         ),
     ),
+    "Self-play": (
+        Metric(
+            "self_play/elo",
+            "rating",
+            "the Elo rating of the policy in games of teams against its past versions",
+            _GROWTH,
+        ),
+        Metric(
+            "self_play/version<n>_win_rate",
+            "0 to 1",
+            "the policy's share of wins against its n-th version, a draw as a half; 0.5 before 8 "
+            "games, and older games count less",
+            "above 0.5",
+        ),
+        Metric("self_play/version<n>_elo", "rating", "the rating of this version", _STEADY),
+    ),
     "Evaluation": (
         Metric(
             "eval/return_mean",

@@ -36,9 +36,13 @@ class SelfPlaySettings(IntervalSettings, PartSettings):
 class SelfPlay(BaseMiddleware[OnlineRLContext], TakesSettings[SelfPlaySettings]):
     """Add the policy to a pool of opponents, at an interval of updates or env steps.
 
-    The envs draw their opponents from the pool: ``OpponentEnv(game, pool)``. The pool, which
+    The envs draw their opponents from the pool: ``OpponentEnv(game, pool)``, or the pool plays for
+    a team of a game: ``TeamCollector(game, {"red": policy, "blue": pool}, …)``. The pool, which
     gets its first version at once, is saved in snapshots, and games continue against the same
     opponents. Each collector of several has a pool of its own.
+
+    Of games of teams, it logs the Elo rating of the policy, the policy's win rate against each
+    version of the pool, and the version's rating.
 
     Args:
         policy: the policy that learns, or its collect mode.
@@ -76,6 +80,7 @@ class SelfPlay(BaseMiddleware[OnlineRLContext], TakesSettings[SelfPlaySettings])
         check_instance(pool, OpponentPool, user="SelfPlay", hint=hint)
         self._pool = pool
         self._interval = Interval(settings)
+        self._n_logged = 0
         self.settings = settings
         if len(pool) == 0:
             pool.add(self._mode)
@@ -89,7 +94,13 @@ class SelfPlay(BaseMiddleware[OnlineRLContext], TakesSettings[SelfPlaySettings])
         self._interval.start(task.ctx)
 
     def __call__(self, ctx: OnlineRLContext) -> None:
-        """Add the policy, if the interval has passed."""
+        """Add the policy, if the interval has passed, and log how it fares."""
+        if self._pool.n_recorded != self._n_logged:
+            self._n_logged = self._pool.n_recorded
+            ctx.log("self_play/elo", self._pool.elo)
+            for number, (win_rate, elo) in self._pool.ratings.items():
+                ctx.log(f"self_play/version{number}_win_rate", win_rate)
+                ctx.log(f"self_play/version{number}_elo", elo)
         if self._interval.is_due(ctx):
             self._pool.add(self._mode)
 

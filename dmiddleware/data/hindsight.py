@@ -171,7 +171,7 @@ def _check_columns(columns: Collection[str]) -> None:
         raise StructureError(
             f"HindsightReplay needs observations with goals, but the rows have no "
             f"{' and no '.join(missing)}; collect from a goal-conditioned env, and do not flatten "
-            "its observations"
+            "its observations; a policy with obs_groups must name goals in one of them"
         )
     if "discount" in columns:
         raise ConfigError(

@@ -4,6 +4,7 @@ from dmiddleware.env.async_manager import AsyncEnvManager
 from dmiddleware.env.atari import atari_preprocessing
 from dmiddleware.env.envpool_manager import EnvPoolManager
 from dmiddleware.env.factory import EnvSettings, make_env, make_env_manager
+from dmiddleware.env.game_env import GameEnv
 from dmiddleware.env.games import BattleEnv
 from dmiddleware.env.jax_env import JaxEnv
 from dmiddleware.env.manager import BaseEnvManager, check_env_manager
@@ -37,6 +38,7 @@ __all__ = [
     "BattleEnv",
     "PettingZooAdapter",
     "ParallelEnvAdapter",
+    "GameEnv",
     "OpponentEnv",
     "Opponents",
     "AgentSpaces",

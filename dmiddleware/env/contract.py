@@ -121,8 +121,9 @@ def _foreign(env: Any, name: str) -> str:
     pettingzoo = sys.modules.get("pettingzoo")
     if pettingzoo is not None and isinstance(env, pettingzoo.AECEnv):
         return (
-            f"a PettingZoo env whose agents take turns ({name}); PettingZooAdapter makes it a "
-            "game, and OpponentEnv(PettingZooAdapter(env)) an env of one player. "
+            f"a PettingZoo env whose agents take turns ({name}); make_game makes it a game of "
+            "teams. PettingZooAdapter makes it a game, and OpponentEnv(PettingZooAdapter(env)) an "
+            "env of one player. "
             "BattleEnvManager steps games with a policy for every player"
         )
     if pettingzoo is not None and isinstance(env, pettingzoo.ParallelEnv):

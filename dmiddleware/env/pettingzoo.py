@@ -10,7 +10,17 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.env.batching import make_collate
+from dmiddleware.env.agent_obs import (
+    bare,
+    flat,
+    flat_space,
+    has_mask,
+    infos_by_name,
+    mask_in,
+    without_mask,
+    zeros,
+)
+from dmiddleware.env.batching import make_collate, own_copy
 from dmiddleware.env.env_access import InnerAttributes
 from dmiddleware.env.games import BattleEnv
 from dmiddleware.env.team import (
@@ -64,7 +74,7 @@ class PettingZooAdapter(InnerAttributes, BattleEnv):
         self.observation_space = _common_space(env, "observation_space")
         self.action_space = _common_space(env, "action_space")
         if flatten and self.observation_space is not None:
-            self.observation_space = _flat_space(self.observation_space)
+            self.observation_space = flat_space(self.observation_space)
 
     def _inner_env(self) -> Any:
         return self._env
@@ -108,7 +118,7 @@ class PettingZooAdapter(InnerAttributes, BattleEnv):
 
     def action_mask(self, player: int) -> npt.NDArray[Any] | None:
         """Return the mask in a player's observation or info; None: all actions are allowed."""
-        return _mask_in(self._obs[player], self._infos[player])
+        return mask_in(self._obs[player], self._infos[player])
 
     def close(self) -> None:
         """Close the env."""
@@ -142,20 +152,17 @@ class PettingZooAdapter(InnerAttributes, BattleEnv):
 
     def _observe(self, agents: list[Any]) -> None:
         for agent in agents:
-            self._obs[self._agents.index(agent)] = self._plain(self._env.observe(agent))
+            self._obs[self._agents.index(agent)] = self._kept(self._env.observe(agent))
+
+    def _kept(self, obs: Any) -> Any:
+        # A copy, since games may write to theirs again.
+        return flat(own_copy(obs)) if self._flatten else own_copy(obs)
 
     def _take(self, obs: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
         for player, agent in enumerate(self._agents):
             if agent in obs:
-                self._obs[player] = self._plain(obs[agent])
+                self._obs[player] = self._kept(obs[agent])
                 self._infos[player] = dict(infos.get(agent, {}))
-
-    def _plain(self, obs: Any) -> Any:
-        if isinstance(obs, Mapping):
-            return {str(key): self._plain(item) for key, item in obs.items()}
-        # A copy, since games may write to theirs again.
-        array = np.array(obs)
-        return array.reshape(-1) if self._flatten and array.ndim > 1 else array
 
 
 class ParallelEnvAdapter(InnerAttributes, gym.Env[dict[str, Any], Any]):
@@ -210,8 +217,8 @@ class ParallelEnvAdapter(InnerAttributes, gym.Env[dict[str, Any], Any]):
         observation, action = (
             self._own_space(f"{name}_space") for name in ("observation", "action")
         )
-        self._has_masks = _has_mask(observation) or self._has_masks_in_infos()
-        observation = _without_mask(observation)
+        self._has_masks = has_mask(observation) or self._has_masks_in_infos()
+        observation = without_mask(observation)
         state = getattr(env, "state_space", None)
         spaces = AgentSpaces(len(self._agents), observation, action, state)
         self.observation_space, self.action_space = team_spaces(
@@ -220,7 +227,7 @@ class ParallelEnvAdapter(InnerAttributes, gym.Env[dict[str, Any], Any]):
         self._n_actions = int(action.n) if isinstance(action, gym.spaces.Discrete) else 0
         self._state_dtype = None if state is None else state.dtype
         self._collate = make_collate(observation)
-        self._absent = _zeros(observation)
+        self._absent = zeros(observation)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -229,7 +236,7 @@ class ParallelEnvAdapter(InnerAttributes, gym.Env[dict[str, Any], Any]):
         super().reset(seed=seed)
         obs, infos = self._env.reset(seed=seed, options=options)
         present = {agent: agent in obs for agent in self._agents}
-        return self._joined(obs, infos, present), _infos_by_name(infos)
+        return self._joined(obs, infos, present), infos_by_name(infos)
 
     def step(
         self, action: Any
@@ -245,7 +252,7 @@ class ParallelEnvAdapter(InnerAttributes, gym.Env[dict[str, Any], Any]):
         present = {agent: agent in alive for agent in self._agents}
         reward = np.array([float(rewards.get(agent, 0.0)) for agent in self._agents])
         joined = self._joined(obs, infos, present)
-        return joined, reward, done and not cut, done and bool(cut), _infos_by_name(infos)
+        return joined, reward, done and not cut, done and bool(cut), infos_by_name(infos)
 
     def render(self) -> Any:
         """Return an image of the env, if its render mode gives one."""
@@ -261,7 +268,7 @@ class ParallelEnvAdapter(InnerAttributes, gym.Env[dict[str, Any], Any]):
     def _joined(
         self, obs: Mapping[Any, Any], infos: Mapping[Any, Any], present: Mapping[Any, bool]
     ) -> dict[str, Any]:
-        rows = [_bare(obs[agent]) if agent in obs else self._absent for agent in self._agents]
+        rows = [bare(obs[agent]) if agent in obs else self._absent for agent in self._agents]
         joined = {
             AGENTS: self._collate(rows),
             AGENT_MASK: np.array(list(present.values()), np.int8),
@@ -271,7 +278,7 @@ class ParallelEnvAdapter(InnerAttributes, gym.Env[dict[str, Any], Any]):
         if self._has_masks:
             masks = np.ones((len(rows), self._n_actions), np.int8)
             for row, agent in enumerate(self._agents):
-                mask = _mask_in(obs.get(agent), infos.get(agent))
+                mask = mask_in(obs.get(agent), infos.get(agent))
                 # Where nothing is allowed, as at the end of a game, nothing is forbidden.
                 if mask is not None and mask.any():
                     masks[row] = mask
@@ -282,8 +289,10 @@ class ParallelEnvAdapter(InnerAttributes, gym.Env[dict[str, Any], Any]):
         space = _common_space(self._env, name)
         if space is None:
             raise ConfigError(
-                f"the agents of {self._env} have different spaces ({name}); pad them, for example "
-                "with SuperSuit's pad_observations_v0 and pad_action_space_v0"
+                f"the agents of {self._env} have different spaces ({name}); give each kind a team, "
+                'as in make_game(env, teams={"red": ["red_*"], "blue": ["blue_*"]}, env_num=8), or '
+                "pad them, for example with SuperSuit's pad_observations_v0 and "
+                "pad_action_space_v0"
             )
         return space
 
@@ -302,56 +311,3 @@ def _common_space(env: Any, name: str) -> gym.Space[Any] | None:
     """Return the space that all agents have; None if they differ."""
     first, *others = (getattr(env, name)(agent) for agent in env.possible_agents)
     return first if all(space == first for space in others) else None
-
-
-def _mask_in(*sources: Any) -> npt.NDArray[Any] | None:
-    for source in sources:
-        if isinstance(source, Mapping) and ACTION_MASK in source:
-            return np.asarray(source[ACTION_MASK])
-    return None
-
-
-def _has_mask(space: gym.Space[Any]) -> bool:
-    return isinstance(space, gym.spaces.Dict) and ACTION_MASK in space.spaces
-
-
-def _without_mask(space: gym.Space[Any]) -> gym.Space[Any]:
-    """Return the space of what :func:`_bare` returns."""
-    if not isinstance(space, gym.spaces.Dict) or not _has_mask(space):
-        return space
-    parts = {key: inner for key, inner in space.spaces.items() if key != ACTION_MASK}
-    return next(iter(parts.values())) if len(parts) == 1 else gym.spaces.Dict(parts)
-
-
-def _bare(obs: Any) -> Any:
-    """Return an observation without its mask; what is left alone is not in a dictionary."""
-    if not isinstance(obs, Mapping) or ACTION_MASK not in obs:
-        return obs
-    parts = {key: item for key, item in obs.items() if key != ACTION_MASK}
-    return next(iter(parts.values())) if len(parts) == 1 else parts
-
-
-def _zeros(space: gym.Space[Any]) -> Any:
-    if isinstance(space, gym.spaces.Dict):
-        return {key: _zeros(inner) for key, inner in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(_zeros(inner) for inner in space.spaces)
-    return np.zeros(space.shape or (), space.dtype)
-
-
-def _infos_by_name(infos: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the agents' infos by name, without action masks, which are in the observation."""
-    by_name = {
-        str(agent): {key: value for key, value in info.items() if key != ACTION_MASK}
-        for agent, info in infos.items()
-    }
-    return {agent: info for agent, info in by_name.items() if info}
-
-
-def _flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
-    if isinstance(space, gym.spaces.Dict):
-        return gym.spaces.Dict({key: _flat_space(part) for key, part in space.spaces.items()})
-    if isinstance(space, gym.spaces.Box) and len(space.shape) > 1:
-        low, high = space.low.reshape(-1), space.high.reshape(-1)
-        return gym.spaces.Box(low, high, dtype=space.dtype.type)
-    return space

@@ -31,7 +31,14 @@ from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.manager import BaseEnvManager, check_env_fns
 from dmiddleware.env.pictures import Picture, picture_of
 from dmiddleware.env.timestep import BatchedTimestep, BoolArray
-from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, StructureError
+from dmiddleware.errors import (
+    ConfigError,
+    EnvCrashed,
+    EnvError,
+    EnvProtocolError,
+    SpaceError,
+    StructureError,
+)
 from dmiddleware.settings import takes_options
 
 __all__ = ["SyncEnvManager", "EnvFn"]
@@ -373,7 +380,7 @@ def _first(index: int, what: str, function: Callable[[], Any]) -> Any:
     """Make or reset an env at launch, where a failure is not retried."""
     try:
         return function()
-    except EnvError:
+    except (ConfigError, SpaceError, EnvError):
         raise
     except Exception as error:
         broken = contract_break(f"env {index}", what, error) if what == "reset" else None

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dmiddleware.model.encoders import ConvLayers, make_encoder
+from dmiddleware.errors import ConfigError
+from dmiddleware.model.encoders import ConvLayers, Encoder, convolutions_for, make_encoder
 from dmiddleware.model.layers import MLP, Init, Norm, orthogonal_init
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
@@ -16,6 +17,7 @@ from dmiddleware.model.spaces import (
     ActionKind,
     ActionShape,
     ObsShape,
+    as_obs_shape,
     is_image,
     shape_leaves,
 )
@@ -89,16 +91,18 @@ class Actor(Network):
         n_means = sum(part.n_means for part in self.action_parts)
         self._head_hidden_sizes = tuple(head_hidden_sizes)
         n_outputs = self._n_logits + n_means
-        self.policy_head = self._make_head(n_outputs, _POLICY_GAIN, self._head_hidden_sizes)
+        width = self.encoder.out_features
+        self.policy_head = self._make_head(width, n_outputs, _POLICY_GAIN, self._head_hidden_sizes)
         self._tanh_mean = tanh_mean
         self.log_std: nn.Parameter | None = None
         if n_means:
             self.log_std = nn.Parameter(torch.full((n_means,), float(log_std_init)))
 
-    def _make_head(self, n_outputs: int, gain: float, hidden_sizes: Sequence[int]) -> nn.Module:
+    def _make_head(
+        self, width: int, n_outputs: int, gain: float, hidden_sizes: Sequence[int]
+    ) -> nn.Module:
         """Return what follows the encoder: a linear layer, with layers before it if configured."""
         options = self._encoder_options
-        width = self.encoder.out_features
         if not hidden_sizes:
             head: nn.Module = nn.Linear(width, n_outputs)
         else:
@@ -115,14 +119,30 @@ class Actor(Network):
             orthogonal_init(last, gain)
         return head
 
-    def new_value_head(self, hidden_sizes: Sequence[int] | None = None) -> nn.Module:
+    def new_critic_encoder(
+        self, critic_obs_shape: ObsShape, conv_layers: ConvLayers | None
+    ) -> Encoder:
+        """Return another encoder with the same options, for what a critic sees.
+
+        Args:
+            critic_obs_shape: what it sees.
+            conv_layers: of actor and critic, where they see images.
+        """
+        layers = convolutions_for(critic_obs_shape, conv_layers, beside=self.obs_shape)
+        return make_encoder(critic_obs_shape, **{**self._encoder_options, "conv_layers": layers})
+
+    def new_value_head(
+        self, width: int | None = None, hidden_sizes: Sequence[int] | None = None
+    ) -> nn.Module:
         """Return a head for values of features, initialized as one.
 
         Args:
+            width: the number of features; None: as many as the actor has.
             hidden_sizes: width of each layer before the value; None: those of the actor's head.
         """
         sizes = self._head_hidden_sizes if hidden_sizes is None else tuple(hidden_sizes)
-        return self._make_head(1, _VALUE_GAIN, sizes)
+        width = self.encoder.out_features if width is None else width
+        return self._make_head(width, 1, _VALUE_GAIN, sizes)
 
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution's ``logit``, ``mu`` and ``sigma``, as far as it has them.
@@ -161,8 +181,14 @@ class ActorCritic(Actor):
             image, as PPO is published (Schulman et al., 2017, section 6).
         value_head_hidden_sizes: width of each layer between the critic's encoder and the value;
             None: ``head_hidden_sizes``.
+        conv_layers: see :class:`ImageEncoder`.
+        critic_obs_shape: what the critic sees, if it is not what the actor sees, so they share no
+            encoder; None: ``obs_shape``.
         **options: the other options of :class:`Actor`, which are also those of the critic; its last
             layer has the gain 1.
+
+    Raises:
+        ConfigError: for a shared encoder of an actor and a critic that see different things.
     """
 
     def __init__(
@@ -172,12 +198,26 @@ class ActorCritic(Actor):
         *,
         share_encoder: bool | None = None,
         value_head_hidden_sizes: Sequence[int] | None = None,
+        conv_layers: ConvLayers | None = None,
+        critic_obs_shape: ObsShape | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(obs_shape, action_shape, **options)
+        critic = obs_shape if critic_obs_shape is None else critic_obs_shape
+        actor_layers = convolutions_for(obs_shape, conv_layers, beside=critic)
+        super().__init__(obs_shape, action_shape, conv_layers=actor_layers, **options)
+        self.critic_obs_shape = as_obs_shape(critic)
         shared = self._has_image if share_encoder is None else share_encoder
-        self.critic_encoder = None if shared else make_encoder(obs_shape, **self._encoder_options)
-        self.value_head = self.new_value_head(value_head_hidden_sizes)
+        if self.critic_obs_shape != self.obs_shape:
+            if share_encoder:
+                raise ConfigError(
+                    "share_encoder must be False, or left out, where the critic sees other parts "
+                    f"of observations than the actor: {self.critic_obs_shape}, not "
+                    f"{self.obs_shape}"
+                )
+            shared = False
+        self.critic_encoder = None if shared else self.new_critic_encoder(critic, conv_layers)
+        judged = self.encoder if self.critic_encoder is None else self.critic_encoder
+        self.value_head = self.new_value_head(judged.out_features, value_head_hidden_sizes)
 
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution and the value.
@@ -218,10 +258,6 @@ class FeatureActor(Actor):
         """Return the distribution alone."""
         return super().forward(obs)
 
-    def new_encoder(self) -> nn.Module:
-        """Return another encoder with the same options."""
-        return make_encoder(self.obs_shape, **self._encoder_options)
-
 
 @MODEL_REGISTRY.register("phasic_actor_critic")
 class PhasicActorCritic(Network):
@@ -242,6 +278,7 @@ class PhasicActorCritic(Network):
         init: of actor and critic.
         log_std_init: as in :class:`Actor`.
         tanh_mean: as in :class:`Actor`.
+        critic_obs_shape: as in :class:`ActorCritic`.
 
     Attributes:
         actor: a :class:`FeatureActor`.
@@ -264,14 +301,18 @@ class PhasicActorCritic(Network):
         init: Init = "orthogonal",
         log_std_init: float = 0.0,
         tanh_mean: bool = False,
+        critic_obs_shape: ObsShape | None = None,
     ) -> None:
-        super().__init__(obs_shape, action_shape, action_space=action_space)
+        super().__init__(
+            obs_shape, action_shape, action_space=action_space, critic_obs_shape=critic_obs_shape
+        )
+        critic = self.critic_obs_shape
         self.actor = FeatureActor(
             obs_shape,
             action_shape,
             action_space=action_space,
             encoder_hidden_sizes=encoder_hidden_sizes,
-            conv_layers=conv_layers,
+            conv_layers=convolutions_for(obs_shape, conv_layers, beside=critic),
             head_hidden_sizes=head_hidden_sizes,
             activation=activation,
             norm=norm,
@@ -279,10 +320,10 @@ class PhasicActorCritic(Network):
             log_std_init=log_std_init,
             tanh_mean=tanh_mean,
         )
-        self.auxiliary = self.actor.new_value_head(value_head_hidden_sizes)
-        self.critic = nn.Sequential(
-            self.actor.new_encoder(), self.actor.new_value_head(value_head_hidden_sizes)
-        )
+        self.auxiliary = self.actor.new_value_head(hidden_sizes=value_head_hidden_sizes)
+        encoder = self.actor.new_critic_encoder(critic, conv_layers)
+        head = self.actor.new_value_head(encoder.out_features, value_head_hidden_sizes)
+        self.critic = nn.Sequential(encoder, head)
 
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution, and the critic's ``value`` ``[…]``.

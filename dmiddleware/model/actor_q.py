@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dmiddleware.errors import SpaceError
-from dmiddleware.model.encoders import ConvLayers, make_encoder
+from dmiddleware.model.encoders import ConvLayers, convolutions_for, make_encoder
 from dmiddleware.model.layers import BatchRenorm, Norm, activation_of
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
@@ -179,6 +179,8 @@ class ActorQ(Network):
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"``, ``"batch_renorm"`` or None.
         deterministic: the actor has no standard deviation.
+        critic_obs_shape: what the critic sees, if it is not what the actor sees; None:
+            ``obs_shape``.
 
     Attributes:
         actor: a :class:`GaussianActor`.
@@ -199,29 +201,32 @@ class ActorQ(Network):
         activation: str = "relu",
         norm: Norm = None,
         deterministic: bool = False,
+        critic_obs_shape: ObsShape | None = None,
     ) -> None:
-        super().__init__(obs_shape, action_shape, action_space=action_space)
+        super().__init__(
+            obs_shape, action_shape, action_space=action_space, critic_obs_shape=critic_obs_shape
+        )
         (part, *more) = self.action_parts
         if more or part.kind != "continuous":
             raise SpaceError(
                 f"ActorQ needs a Box of actions, got {action_space}; use PPO or DQN for others"
             )
         n_actions = part.sizes[0]
-        shared: dict[str, Any] = {
-            "conv_layers": conv_layers,
-            "activation": activation,
-            "norm": norm,
-        }
+        actor_layers = convolutions_for(obs_shape, conv_layers, beside=self.critic_obs_shape)
+        critic_layers = convolutions_for(self.critic_obs_shape, conv_layers, beside=obs_shape)
+        shared: dict[str, Any] = {"activation": activation, "norm": norm}
         self.actor = GaussianActor(
             obs_shape,
             n_actions,
             hidden_sizes=actor_hidden_sizes,
             deterministic=deterministic,
+            conv_layers=actor_layers,
             **shared,
         )
         self.critic = QEnsemble(
-            obs_shape,
+            self.critic_obs_shape,
             n_actions,
+            conv_layers=critic_layers,
             hidden_sizes=critic_hidden_sizes,
             n_critics=n_critics,
             n_quantiles=n_quantiles,

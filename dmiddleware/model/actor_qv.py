@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dmiddleware.model.actor_q import ActorQ, GaussianActor
-from dmiddleware.model.encoders import ConvLayers, make_encoder
+from dmiddleware.model.encoders import ConvLayers, convolutions_for, make_encoder
 from dmiddleware.model.layers import Norm
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape
@@ -81,6 +81,8 @@ class ActorQV(ActorQ):
         n_critics: the number of critics.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"``, ``"batch_renorm"`` or None.
+        critic_obs_shape: what the critics and the state value see, if it is not what the actor
+            sees; None: ``obs_shape``.
 
     Attributes:
         actor: a :class:`BoundedGaussianActor`.
@@ -100,12 +102,9 @@ class ActorQV(ActorQ):
         n_critics: int = 2,
         activation: str = "relu",
         norm: Norm = None,
+        critic_obs_shape: ObsShape | None = None,
     ) -> None:
-        shared: dict[str, Any] = {
-            "conv_layers": conv_layers,
-            "activation": activation,
-            "norm": norm,
-        }
+        shared: dict[str, Any] = {"activation": activation, "norm": norm}
         super().__init__(
             obs_shape,
             action_shape,
@@ -113,10 +112,22 @@ class ActorQV(ActorQ):
             actor_hidden_sizes=actor_hidden_sizes,
             critic_hidden_sizes=critic_hidden_sizes,
             n_critics=n_critics,
+            conv_layers=conv_layers,
+            critic_obs_shape=critic_obs_shape,
             **shared,
         )
         (part,) = self.action_parts
+        critic = self.critic_obs_shape
         self.actor = BoundedGaussianActor(
-            obs_shape, part.sizes[0], hidden_sizes=actor_hidden_sizes, **shared
+            obs_shape,
+            part.sizes[0],
+            hidden_sizes=actor_hidden_sizes,
+            conv_layers=convolutions_for(obs_shape, conv_layers, beside=critic),
+            **shared,
         )
-        self.value = StateValue(obs_shape, hidden_sizes=critic_hidden_sizes, **shared)
+        self.value = StateValue(
+            critic,
+            hidden_sizes=critic_hidden_sizes,
+            conv_layers=convolutions_for(critic, conv_layers, beside=obs_shape),
+            **shared,
+        )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dmiddleware.model.actor_critic import Actor
-from dmiddleware.model.encoders import ConvLayers
+from dmiddleware.model.encoders import ConvLayers, convolutions_for
 from dmiddleware.model.layers import Norm
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
@@ -43,6 +43,8 @@ class DiscreteActorQ(Network):
         n_critics: the number of critics.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"``, ``"batch_renorm"`` or None.
+        critic_obs_shape: what the critic sees, if it is not what the actor sees; None:
+            ``obs_shape``.
 
     Attributes:
         actor: an :class:`Actor`.
@@ -61,19 +63,28 @@ class DiscreteActorQ(Network):
         n_critics: int = 2,
         activation: str = "relu",
         norm: Norm = None,
+        critic_obs_shape: ObsShape | None = None,
     ) -> None:
-        super().__init__(obs_shape, action_shape)
+        super().__init__(obs_shape, action_shape, critic_obs_shape=critic_obs_shape)
         n_critics = checked("n_critics", n_critics, Count)
-        shared: dict[str, Any] = {
-            "conv_layers": conv_layers,
-            "activation": activation,
-            "norm": norm,
-        }
+        actor_layers = convolutions_for(obs_shape, conv_layers, beside=self.critic_obs_shape)
+        critic_layers = convolutions_for(self.critic_obs_shape, conv_layers, beside=obs_shape)
+        shared: dict[str, Any] = {"activation": activation, "norm": norm}
         self.actor = Actor(
-            obs_shape, action_shape, encoder_hidden_sizes=actor_hidden_sizes, **shared
+            obs_shape,
+            action_shape,
+            encoder_hidden_sizes=actor_hidden_sizes,
+            conv_layers=actor_layers,
+            **shared,
         )
         self.critic = _Critics(
-            QNetwork(obs_shape, action_shape, encoder_hidden_sizes=critic_hidden_sizes, **shared)
+            QNetwork(
+                self.critic_obs_shape,
+                action_shape,
+                encoder_hidden_sizes=critic_hidden_sizes,
+                conv_layers=critic_layers,
+                **shared,
+            )
             for _ in range(n_critics)
         )
 

@@ -35,6 +35,8 @@ __all__ = [
     "ImageEncoder",
     "ResidualSection",
     "NestedEncoder",
+    "Encoder",
+    "convolutions_for",
     "make_encoder",
     "VECTOR_HIDDEN_SIZES",
     "IMAGE_HIDDEN_SIZES",
@@ -290,13 +292,17 @@ class NestedEncoder(nn.Module):
         return joined
 
 
+Encoder: TypeAlias = NestedEncoder | ImageEncoder | OneHotEncoder | VectorEncoder | MLP
+"""What :func:`make_encoder` builds."""
+
+
 def make_encoder(
     obs_shape: ObsShape,
     hidden_sizes: Sequence[int] | None = None,
     *,
     conv_layers: ConvLayers | None = None,
     **options: Any,
-) -> NestedEncoder | ImageEncoder | OneHotEncoder | VectorEncoder | MLP:
+) -> Encoder:
     """Build the encoder for an observation shape (see :mod:`dmiddleware.model.spaces`).
 
     Args:
@@ -320,7 +326,7 @@ def make_encoder(
         raise ValueError(
             "hidden_sizes needs at least one layer, got none; leave it out or give one"
         )
-    if conv_layers is not None and not any(is_image(leaf) for _, leaf in shape_leaves(shape)):
+    if conv_layers is not None and not _has_image(shape):
         raise ValueError(
             f"conv_layers are for images (C, H, W), but the observation has the shape {shape}; "
             "leave them out"
@@ -336,6 +342,27 @@ def make_encoder(
     if len(array_shape(shape)) == 1:
         return MLP(array_shape(shape)[0], sizes, **options)
     return VectorEncoder(shape, sizes, **options)
+
+
+def convolutions_for(
+    obs_shape: ObsShape, conv_layers: ConvLayers | None, *, beside: ObsShape
+) -> ConvLayers | None:
+    """Return the convolutions of one of two encoders that have the same options.
+
+    They are left out where only the other one sees an image.
+
+    Args:
+        obs_shape: what the encoder sees.
+        conv_layers: of both, as in :class:`ImageEncoder`.
+        beside: what the other one sees.
+    """
+    if _has_image(obs_shape) or not _has_image(beside):
+        return conv_layers
+    return None
+
+
+def _has_image(shape: ObsShape) -> bool:
+    return any(is_image(leaf) for _, leaf in shape_leaves(shape))
 
 
 def _at(obs: Nested, path: Sequence[str]) -> Any:

@@ -31,9 +31,12 @@ class Network(nn.Module):
         action_shape: see :mod:`dmiddleware.model.spaces`; the number of actions if these are
             discrete.
         action_space: the kind of actions.
+        critic_obs_shape: the shape of what a critic sees, if it is not what the actor sees; None:
+            ``obs_shape``. Observations are then mappings with the names of both.
 
     Attributes:
         obs_shape: the shape, in the form of :func:`~dmiddleware.model.spaces.as_obs_shape`.
+        critic_obs_shape: likewise.
         action_shape: as given.
         action_space: as given.
         action_parts: the leaves of both, in the order of the outputs.
@@ -49,10 +52,13 @@ class Network(nn.Module):
         action_shape: ActionShape,
         *,
         action_space: ActionKind = "discrete",
+        critic_obs_shape: ObsShape | None = None,
     ) -> None:
         super().__init__()
         self.action_parts = action_parts(action_space, action_shape)
         self.obs_shape = as_obs_shape(obs_shape)
+        critic = obs_shape if critic_obs_shape is None else critic_obs_shape
+        self.critic_obs_shape = as_obs_shape(critic)
         self.action_shape = action_shape
         self.action_space = action_space
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from dmiddleware.model.spaces import (
     ActionShape,
     ObsShape,
     action_features,
+    as_obs_shape,
     is_image,
     shape_leaves,
 )
@@ -41,6 +42,10 @@ CoreKind: TypeAlias = Literal["lstm", "gru"]
 """``"lstm"`` (Hochreiter and Schmidhuber, 1997) or ``"gru"`` (Cho et al., 2014)."""
 
 _CORES: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
+
+
+_MEMORY: Final = "memory"
+_OBS: Final = "obs"
 
 
 class RecurrentCore(nn.Module):
@@ -232,10 +237,12 @@ class RecurrentNetwork(Network):
         prev_action: Nested | None = None,
         prev_reward: torch.Tensor | None = None,
         within_episode: bool = False,
+        acts_only: bool = False,
     ) -> dict[str, torch.Tensor]:
         """Return the head's outputs, and ``state`` ``[B, S]``, the state after the last step.
 
-        The arguments are those of :meth:`remember`.
+        With ``acts_only``, what acting does not need may be left out, such as values. The other
+        arguments are those of :meth:`remember`.
         """
         features, state = self.remember(
             obs,
@@ -245,7 +252,7 @@ class RecurrentNetwork(Network):
             prev_reward=prev_reward,
             within_episode=within_episode,
         )
-        output: dict[str, torch.Tensor] = self.head(features)
+        output = self.run_head(features, obs, acts_only=acts_only)
         output["state"] = state
         return output
 
@@ -288,6 +295,19 @@ class RecurrentNetwork(Network):
             features = features + parts[0]
         return features, state
 
+    def run_head(
+        self, features: torch.Tensor, obs: Nested, *, acts_only: bool
+    ) -> dict[str, torch.Tensor]:
+        """Return the head's outputs.
+
+        Args:
+            features: of the core, ``[…, F]``.
+            obs: what the network saw.
+            acts_only: whether what acting does not need may be left out.
+        """
+        output: dict[str, torch.Tensor] = self.head(features)
+        return output
+
 
 @MODEL_REGISTRY.register("recurrent_actor_critic")
 class RecurrentActorCritic(RecurrentNetwork):
@@ -302,6 +322,9 @@ class RecurrentActorCritic(RecurrentNetwork):
         norm: ``"layer"``, ``"batch_renorm"`` or None.
         init: ``"orthogonal"`` (the last layers with gains 0.01 and 1) or None (torch's own).
         log_std_init: logarithm of the first standard deviation of continuous actions.
+        critic_obs_shape: what the critic sees beside the features of the memory, if it is not what
+            the actor sees; None: these features alone. A value of both is unbiased (Baisero and
+            Amato, "Unbiased Asymmetric Reinforcement Learning under Partial Observability", 2022).
         **options: the other options of :class:`RecurrentNetwork`.
 
     Example:
@@ -322,18 +345,32 @@ class RecurrentActorCritic(RecurrentNetwork):
         norm: Norm = None,
         init: Init = "orthogonal",
         log_std_init: float = 0.0,
+        critic_obs_shape: ObsShape | None = None,
         **options: Any,
     ) -> None:
         shared: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
         super().__init__(obs_shape, action_shape, **shared, **options)
-        self.head = ActorCritic(
-            self.core.out_features,
+        head_shape: Any = self.core.out_features
+        self.divides = critic_obs_shape is not None
+        if self.divides:
+            self.critic_obs_shape = as_obs_shape(critic_obs_shape)
+            head_shape = {_MEMORY: head_shape}
+            shared["critic_obs_shape"] = {**head_shape, _OBS: self.critic_obs_shape}
+        self.head: ActorCritic = ActorCritic(
+            head_shape,
             action_shape,
             action_space=self.action_space,
             encoder_hidden_sizes=head_hidden_sizes,
             log_std_init=log_std_init,
             **shared,
         )
+
+    def run_head(
+        self, features: torch.Tensor, obs: Nested, *, acts_only: bool
+    ) -> dict[str, torch.Tensor]:
+        """Return the distribution, and the value unless the network ``acts_only``."""
+        inputs: Any = {_MEMORY: features, _OBS: obs} if self.divides else features
+        return self.head.compute_actor(inputs) if acts_only else self.head(inputs)
 
 
 @MODEL_REGISTRY.register("recurrent_q_network")
@@ -447,6 +484,8 @@ class RecurrentActorQ(Network):
         n_critics: the number of critics, which share a memory.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         deterministic: the actor has no standard deviation.
+        critic_obs_shape: what the critics see, if it is not what the actor sees; None:
+            ``obs_shape``.
         **options: the other options of :class:`RecurrentNetwork`, for both memories.
 
     Attributes:
@@ -479,9 +518,12 @@ class RecurrentActorQ(Network):
         n_critics: int = 2,
         activation: str = "relu",
         deterministic: bool = False,
+        critic_obs_shape: ObsShape | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(obs_shape, action_shape, action_space=action_space)
+        super().__init__(
+            obs_shape, action_shape, action_space=action_space, critic_obs_shape=critic_obs_shape
+        )
         (part, *more) = self.action_parts
         if more or part.kind != "continuous":
             raise SpaceError(
@@ -501,7 +543,11 @@ class RecurrentActorQ(Network):
             **shared,
         )
         self.critic: RecurrentNetwork = _RecurrentCritics(
-            obs_shape, action_shape, hidden_sizes=critic_hidden_sizes, n_critics=n_critics, **shared
+            self.critic_obs_shape,
+            action_shape,
+            hidden_sizes=critic_hidden_sizes,
+            n_critics=n_critics,
+            **shared,
         )
 
     def forward(self, obs: Nested, state: torch.Tensor, **inputs: Any) -> dict[str, torch.Tensor]:

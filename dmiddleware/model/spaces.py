@@ -57,6 +57,7 @@ __all__ = [
     "array_shape",
     "is_image",
     "is_one_hot",
+    "joined_shape",
     "is_pixels",
     "fits_shape",
     "obs_shape_of",
@@ -100,12 +101,20 @@ class HasSpaces(Protocol):
         ...
 
 
-def spaces_of(env: HasSpaces) -> tuple[gym.Space[Any], gym.Space[Any]]:
+def spaces_of(
+    env: HasSpaces, *, several_agents: bool = False
+) -> tuple[gym.Space[Any], gym.Space[Any]]:
     """Return the observation space and the action space of one environment.
+
+    Args:
+        env: the environment.
+        several_agents: whether those of a team of agents are meant, where it has both.
 
     Raises:
         SpaceError: if ``env`` has no spaces.
     """
+    if several_agents:
+        env = getattr(env, "joint", env)
     observation_space, action_space = (
         getattr(env, f"single_{name}", getattr(env, name, None))
         for name in ("observation_space", "action_space")
@@ -156,6 +165,17 @@ def shape_leaves(shape: ObsShape) -> Iterator[tuple[tuple[str, ...], tuple[Any, 
     for key, inner in normal.items():
         for path, leaf in shape_leaves(inner):
             yield (key, *path), leaf
+
+
+def joined_shape(first: ObsShape, second: ObsShape) -> ObsShape:
+    """Return the shape of observations that have the parts of two shapes; shared ones once."""
+    if not isinstance(first, Mapping) or not isinstance(second, Mapping):
+        return first
+    both = {**first, **second}
+    shared = first.keys() & second.keys()
+    return {
+        key: joined_shape(first[key], second[key]) if key in shared else both[key] for key in both
+    }
 
 
 def is_one_hot(shape: tuple[Any, ...]) -> bool:

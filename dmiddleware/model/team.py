@@ -20,7 +20,7 @@ from dmiddleware.env.team import AGENT_MASK, AGENTS, STATE, agent_spaces
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.action_mask import masked_logit
 from dmiddleware.model.actor_critic import Actor
-from dmiddleware.model.encoders import ConvLayers, make_encoder
+from dmiddleware.model.encoders import ConvLayers, convolutions_for, make_encoder
 from dmiddleware.model.layers import MLP, Init, Norm, as_float, orthogonal_init
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
@@ -89,6 +89,8 @@ class TeamNetwork(Network):
         action_shape: of one agent.
         n_agent: number of agents, ``A``.
         action_space: the kind of one agent's actions.
+        critic_obs_shape: the shape of what a critic sees, such a mapping too, if it is not what the
+            actor sees; None: ``obs_shape``.
 
     Attributes:
         n_agent: as given.
@@ -105,8 +107,11 @@ class TeamNetwork(Network):
         *,
         n_agent: int,
         action_space: ActionKind = "discrete",
+        critic_obs_shape: Mapping[str, ObsShape] | None = None,
     ) -> None:
-        super().__init__(obs_shape, action_shape, action_space=action_space)
+        super().__init__(
+            obs_shape, action_shape, action_space=action_space, critic_obs_shape=critic_obs_shape
+        )
         keys = set(self.obs_shape) if isinstance(self.obs_shape, dict) else set()
         if AGENTS not in keys or keys - {AGENTS, STATE}:
             raise SpaceError(
@@ -385,6 +390,7 @@ class AgentActorCritic(TeamNetwork):
         norm: ``"layer"``, ``"batch_renorm"`` or None.
         init: ``"orthogonal"`` (the last layers with gains 0.01 and 1) or None (torch's own).
         log_std_init: logarithm of the first standard deviation of continuous actions.
+        critic_obs_shape: as in :class:`TeamNetwork`.
     """
 
     sees_state: ClassVar[bool] = False
@@ -403,25 +409,34 @@ class AgentActorCritic(TeamNetwork):
         norm: Norm = None,
         init: Init = "orthogonal",
         log_std_init: float = 0.0,
+        critic_obs_shape: Mapping[str, ObsShape] | None = None,
     ) -> None:
-        super().__init__(obs_shape, action_shape, n_agent=n_agent, action_space=action_space)
-        options: dict[str, Any] = {
-            "conv_layers": conv_layers,
-            "activation": activation,
-            "norm": norm,
-            "init": init,
-        }
+        super().__init__(
+            obs_shape,
+            action_shape,
+            n_agent=n_agent,
+            action_space=action_space,
+            critic_obs_shape=critic_obs_shape,
+        )
+        options: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
         self.actor_input = AgentInput(self.obs_shape, n_agent)
+        self.critic_input = AgentInput(self.critic_obs_shape, n_agent, with_state=self.sees_state)
+        actor_shape, critic_shape = self.actor_input.shape, self.critic_input.shape
         self.actor = Actor(
-            self.actor_input.shape,
+            actor_shape,
             action_shape,
             action_space=action_space,
             encoder_hidden_sizes=encoder_hidden_sizes,
+            conv_layers=convolutions_for(actor_shape, conv_layers, beside=critic_shape),
             log_std_init=log_std_init,
             **options,
         )
-        self.critic_input = AgentInput(self.obs_shape, n_agent, with_state=self.sees_state)
-        self.critic = make_encoder(self.critic_input.shape, encoder_hidden_sizes, **options)
+        self.critic = make_encoder(
+            critic_shape,
+            encoder_hidden_sizes,
+            conv_layers=convolutions_for(critic_shape, conv_layers, beside=actor_shape),
+            **options,
+        )
         self.value_head = nn.Linear(self.critic.out_features, 1)
         if init == "orthogonal":
             orthogonal_init(self.value_head, 1.0)

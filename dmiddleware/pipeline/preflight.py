@@ -401,9 +401,10 @@ class ChainCheck:
         """Return the remedy if middleware of other parts write the field; empty: none do."""
         part = name.rpartition("/")[0] or None
         writers = [
-            f"{writer.label} in {_shown_part(writer.part)}"
+            f"{writer.label} in {_shown_part(written.rpartition('/')[0] or None)}"
             for writer in self._all
-            if writer.part != part and field in writer.declares.writes
+            for written in writer.writes
+            if written != name and written.rpartition("/")[2] == field
         ]
         if not writers:
             return ""

@@ -51,6 +51,7 @@ from dmiddleware.policy.modes import (
     as_learn_mode,
     spec_of,
 )
+from dmiddleware.policy.obs_groups import ActorGroup, ObsGroups, ObsGroupSettings
 from dmiddleware.policy.obs_norm import DatasetNormSettings, ObsNorm, ObsNormSettings
 from dmiddleware.policy.off_policy_ppg import OffPolicyPPGPolicy, OffPolicyPPGSettings
 from dmiddleware.policy.off_policy_ppo import OffPolicyPPOPolicy, OffPolicyPPOSettings
@@ -100,6 +101,9 @@ __all__ = [
     "PolicyGradientSettings",
     "AdvantageSettings",
     "ObsNormSettings",
+    "ObsGroupSettings",
+    "ObsGroups",
+    "ActorGroup",
     "DatasetNormSettings",
     "Component",
     "TargetRule",

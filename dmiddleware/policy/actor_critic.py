@@ -15,6 +15,7 @@ from dmiddleware.policy.action_codec import ActorSettings, mask_of
 from dmiddleware.policy.component import Component, adam, adamw, rmsprop
 from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.policy.network_outputs import named_outputs, value_output, values_of_rows
+from dmiddleware.policy.obs_groups import ObsGroupSettings
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_settings import DiscountedSettings
 from dmiddleware.rl import Distribution
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 
-class ActorCriticSettings(ActorSettings, DiscountedSettings):
+class ActorCriticSettings(ObsGroupSettings, ActorSettings, DiscountedSettings):
     """Settings of policies that learn from each collected batch once."""
 
     epoch_per_collect: Count = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from dmiddleware.policy.action_codec import ActorSettings, mask_of
 from dmiddleware.policy.component import Component, adam
+from dmiddleware.policy.obs_groups import ActorGroup, made_from_names
 from dmiddleware.policy.obs_norm import DatasetNormSettings
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -34,6 +35,8 @@ class BCSettings(DatasetNormSettings, ActorSettings):
     """Weight of the uniform distribution in discrete targets."""
     grad_clip_norm: Positive | None = None
     """Largest norm of the gradient; None does not clip."""
+    obs_groups: Annotated[ActorGroup, made_from_names(ActorGroup)] = ActorGroup()
+    """The parts of Dict observations that the actor sees."""
 
 
 @POLICY_REGISTRY.register("bc")

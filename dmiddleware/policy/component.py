@@ -256,13 +256,13 @@ class Component(Generic[M_co]):
             name: the component's, for the message.
 
         Raises:
-            ConfigError: if it is another one than those of :func:`adam` and :func:`rmsprop`.
+            ConfigError: if it is one of torch's own; see :func:`torch_optimizer`.
         """
         if isinstance(self._apply, OpaqueStep):
             raise ConfigError(
                 f'compile must not be "graphs" with the {type(self.optimizer).__name__} of {name}, '
                 "because its steps read back whether to be made; set compile=True, or use "
-                "adam(...) or rmsprop(...)"
+                "adam(...), adamw(...) or rmsprop(...)"
             )
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:

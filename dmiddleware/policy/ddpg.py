@@ -13,6 +13,7 @@ from dmiddleware.errors import PolicyError
 from dmiddleware.policy.action_codec import ActorSettings
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import critic_values
+from dmiddleware.policy.obs_groups import ObsGroupSettings
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.td import TDPolicy, TDSettings
 from dmiddleware.rl import ensemble_td_loss
@@ -23,7 +24,7 @@ from dmiddleware.tree import Columns, Nested, Value
 __all__ = ["DDPGPolicy", "DDPGSettings", "TD3Policy", "TD3Settings"]
 
 
-class DDPGSettings(ActorSettings, TDSettings):
+class DDPGSettings(ObsGroupSettings, ActorSettings, TDSettings):
     """The settings of DDPG."""
 
     batch_size = 256

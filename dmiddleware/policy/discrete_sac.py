@@ -12,6 +12,7 @@ from torch import nn
 from dmiddleware.policy.action_codec import mask_of
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import with_rows
+from dmiddleware.policy.obs_groups import ObsGroupSettings
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.td import TDPolicy, TDSettings
 from dmiddleware.policy.temperature import Temperature
@@ -23,7 +24,7 @@ from dmiddleware.tree import Columns, Value
 __all__ = ["DiscreteSACPolicy", "DiscreteSACSettings"]
 
 
-class DiscreteSACSettings(TDSettings):
+class DiscreteSACSettings(ObsGroupSettings, TDSettings):
     """The settings of SAC for discrete actions."""
 
     learning_rate_q: LearningRate = 3e-4

@@ -11,6 +11,7 @@ from dmiddleware.env import n_agent_of
 from dmiddleware.env.team import ACTION_MASK, AGENT_MASK
 from dmiddleware.errors import SpaceError, StructureError
 from dmiddleware.model import action_kind_of, action_shape_of, obs_shape_of, team_shapes
+from dmiddleware.policy.obs_groups import ObsParts
 from dmiddleware.tree import Batch
 
 __all__ = ["check_action_kind", "check_number_of_agents", "check_observations", "network_shapes"]
@@ -20,16 +21,29 @@ _REMEDY: Final = "build the policy for the env that the data come from, or recor
 
 
 def network_shapes(
-    observation_space: gym.Space[Any], action_space: gym.Space[Any], *, several_agents: bool
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    *,
+    several_agents: bool,
+    parts: ObsParts | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of a network that follow from an environment's spaces."""
+    """Return the arguments of a network that follow from an environment's spaces.
+
+    Args:
+        observation_space: that of one environment.
+        action_space: that of one environment.
+        several_agents: whether the network acts for several agents.
+        parts: what actor and critic see; None: everything.
+    """
     if several_agents:
-        return dict(team_shapes(observation_space, action_space))
-    return {
-        "obs_shape": obs_shape_of(observation_space),
-        "action_shape": action_shape_of(action_space),
-        "action_space": action_kind_of(action_space),
-    }
+        shapes = team_shapes(observation_space, action_space)
+    else:
+        shapes = {
+            "obs_shape": obs_shape_of(observation_space),
+            "action_shape": action_shape_of(action_space),
+            "action_space": action_kind_of(action_space),
+        }
+    return shapes if parts is None else {**shapes, **parts.shapes(shapes["obs_shape"])}
 
 
 def check_number_of_agents(

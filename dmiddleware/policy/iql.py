@@ -11,6 +11,7 @@ from torch import nn
 from dmiddleware.policy.action_codec import ActorSettings
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import critic_values, values_of_rows
+from dmiddleware.policy.obs_groups import ObsGroupSettings
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.policy_settings import DiscountedSettings
@@ -23,7 +24,7 @@ from dmiddleware.tree import Columns, Value
 __all__ = ["IQLPolicy", "IQLSettings"]
 
 
-class IQLSettings(ActorSettings, DiscountedSettings):
+class IQLSettings(ObsGroupSettings, ActorSettings, DiscountedSettings):
     """The settings of IQL."""
 
     batch_size = 256

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import torch
 
-from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteData
-from dmiddleware.model.spaces import array_shape, is_one_hot, shape_leaves
+from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteData, StructureError
+from dmiddleware.model.spaces import array_shape, is_one_hot, joined_shape, shape_leaves
 from dmiddleware.policy.policy_settings import PolicySettings
 from dmiddleware.policy.rank_statistics import RankMeanStd
 from dmiddleware.rl import RunningMeanStd
@@ -121,6 +121,9 @@ class ObsNorm:
                 "obs_norm is True, but the shape of observations is unknown: the model "
                 f"{type(model).__name__} has no attribute obs_shape; set model.obs_shape"
             )
+        critic = getattr(model, "critic_obs_shape", cfg.model.get("critic_obs_shape"))
+        if critic is not None:
+            obs_shape = joined_shape(obs_shape, critic)
         of_dataset = isinstance(cfg, DatasetNormSettings)
         return cls(
             obs_shape,
@@ -220,6 +223,11 @@ class ObsNorm:
 
 def _leaf(obs: Nested, path: tuple[str, ...]) -> torch.Tensor:
     for key in path:
+        if key not in obs:
+            raise StructureError(
+                f"observations lack {_name(path)}, of which statistics are kept; if the policy has "
+                "obs_groups, rows keep the parts of its groups alone: name this part in one of them"
+            )
         obs = obs[key]
     assert isinstance(obs, torch.Tensor)
     return obs

@@ -21,7 +21,13 @@ from dmiddleware.distributed import (
     require_process_group,
 )
 from dmiddleware.env import agent_spaces
-from dmiddleware.errors import ConfigError, PolicyError, PolicyOutputError, StructureError
+from dmiddleware.errors import (
+    ConfigError,
+    PolicyError,
+    PolicyOutputError,
+    SpaceError,
+    StructureError,
+)
 from dmiddleware.model import create_model, obs_shape_of
 from dmiddleware.model.layers import check_default_dtype
 from dmiddleware.model.spaces import HasSpaces, spaces_of, try_model
@@ -30,6 +36,7 @@ from dmiddleware.policy.acting import (
     STATE,
     check_act_inputs,
     check_finite,
+    info_names,
     probe_inputs,
 )
 from dmiddleware.policy.action_codec import ActionCodec, ActorSettings, mask_of
@@ -47,6 +54,7 @@ from dmiddleware.policy.env_spaces import (
 from dmiddleware.policy.generators import PolicyGenerators
 from dmiddleware.policy.hooks import Hook, check_keywords
 from dmiddleware.policy.modes import MODES, CollectMode, EvalMode, LearnMode, Mode, PolicySpec
+from dmiddleware.policy.obs_groups import ObsParts
 from dmiddleware.policy.obs_norm import ObsNorm
 from dmiddleware.policy.policy_settings import PolicySettings, annotated_settings, device_for
 from dmiddleware.policy.rank_statistics import RankStatistics
@@ -113,6 +121,7 @@ class Policy:
             that the class declares by an annotation, such as ``critic: Component[QEnsemble]``, is
             also an attribute.
         spaces: of observations and actions of one env, once an env is known.
+        parts: of these observations, with the setting ``obs_groups``; None: all of them are read.
         codec: maps between the network's outputs and the environment's actions.
         obs_norm: normalizes observations; without the setting ``obs_norm`` it does nothing.
         device: where the model is.
@@ -222,6 +231,7 @@ class Policy:
         self.on_gpu = self.device != "cpu"
         seed = torch.initial_seed() if self.cfg.seed is None else self.cfg.seed
         self.spaces: tuple[gym.Space[Any], gym.Space[Any]] | None = None
+        self.parts: ObsParts | None = None
         self._has_own_model = model is not None
         self._generators = PolicyGenerators(seed, self.device)
         self._draw_on("cpu")
@@ -299,19 +309,22 @@ class Policy:
             ConfigError: for an unknown setting, with the nearest known one, or an invalid value.
             SpaceError: if the algorithm does not support the environment's spaces.
         """
-        observation_space, action_space = spaces_of(env)
+        observation_space, action_space = spaces_of(env, several_agents=cls.several_agents)
         check_number_of_agents(
             observation_space, several_agents=cls.several_agents, user=cls.__name__
         )
         settings = replace(cls._checked_settings(cfg), **options)
+        parts = ObsParts.of(settings, observation_space, user=cls.__name__)
         if isinstance(model, nn.Module):
-            network, shapes = model, {"obs_shape": obs_shape_of(observation_space)}
+            shape = obs_shape_of(observation_space)
+            network = model
+            shapes = {"obs_shape": shape} if parts is None else parts.shapes(shape)
             # A module of the user's own does not have to know the shape of observations.
             shapes = shapes if getattr(settings, "obs_norm", False) else {}
         else:
             network = None
             shapes = network_shapes(
-                observation_space, action_space, several_agents=cls.several_agents
+                observation_space, action_space, several_agents=cls.several_agents, parts=parts
             )
             if not isinstance(settings, ActorSettings):
                 del shapes["action_space"]  # its networks have one kind of actions
@@ -493,8 +506,11 @@ class Policy:
         return shape.numel()
 
     def train_batch(self, batch: Batch) -> Batch:
-        """Turn a collected batch ``[T, E, …]``, or an episode ``[T, …]``, into training data."""
-        return batch
+        """Turn a collected batch ``[T, E, …]``, or an episode ``[T, …]``, into training data.
+
+        By default, only the parts of observations that no group reads are dropped.
+        """
+        return batch if self.parts is None else self.parts.rows(batch)
 
     # What an algorithm calls.
 
@@ -664,7 +680,7 @@ class Policy:
             partial(self._act, "eval"),
             self._state.acting,
             self._load_acting_state,
-            self.spec,
+            self.spec if self.parts is None else self._acting_spec(),
             reset=self.reset,
             seed=partial(self._generators.seed, "eval_generator"),
         )
@@ -698,6 +714,9 @@ class Policy:
             acting_state=self._state.acting,
             load_weights=self.load_weights,
         )
+
+    def _acting_spec(self) -> PolicySpec:
+        return replace(self.spec, check_spaces=self.check_acting_spaces)
 
     def _known_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]] | None:
         return self.spaces
@@ -774,24 +793,65 @@ class Policy:
         Raises:
             SpaceError: with both shapes.
         """
+        self._check_read(observation_space, action_space, acts_only=False)
+
+    def check_acting_spaces(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+    ) -> None:
+        """Refuse spaces in which the policy cannot act; the critic's own parts may be missing.
+
+        Raises:
+            SpaceError: as :meth:`check_spaces` raises it.
+        """
+        self._check_read(observation_space, action_space, acts_only=True)
+
+    def _check_read(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], *, acts_only: bool
+    ) -> None:
         several, user = self.several_agents, type(self).__name__
         check_number_of_agents(observation_space, several_agents=several, user=user)
+        observation_space = self._space_read(observation_space, acts_only=acts_only)
         space = action_space
         if several:
             space = agent_spaces(observation_space, action_space).action
         check_action_kind(space, self.action_kinds, several_agents=several, user=user)
-        check: Any = getattr(self.model, "check_spaces", None)
+        parts, check = self.parts, getattr(self.model, "check_spaces", None)
         if check is not None:
-            check(observation_space, action_space)
+            check(
+                observation_space if parts is None else parts.of_actor(observation_space),
+                action_space,
+            )
+        if parts is not None and not acts_only:
+            shapes = network_shapes(observation_space, action_space, several_agents=several)
+            parts.check_critic(self.model, shapes["obs_shape"])
         # To try the model, the codec has to know what its outputs mean.
         self.codec.set_space(space)
 
         def act(obs: Value) -> Value | None:
             # A model that knows its shapes need not show its actions.
-            return self._probe(obs, action_space, acts=check is None)
+            acts = check is None or parts is not None
+            return self._probe(obs, action_space, acts=acts, acts_only=acts_only)
 
         try_model(self.model, act, observation_space, action_space)
         self.spaces = self.spaces or (observation_space, action_space)
+
+    def _space_read(self, observation_space: gym.Space[Any], *, acts_only: bool) -> gym.Space[Any]:
+        """Return the space of what the policy reads of observations."""
+        user = type(self).__name__
+        if self.parts is None:
+            infos = info_names(self.act_inputs)
+            self.parts = ObsParts.of(self.cfg, observation_space, infos=infos, user=user)
+        if self.parts is None:
+            return observation_space
+        return self.parts.in_space(observation_space, acts_only=acts_only, user=user)
+
+    @property
+    def acting_space(self) -> gym.Space[Any] | None:
+        """The space of the observations that acting needs; None: no env is known yet."""
+        if self.spaces is None or self.parts is None:
+            return self.spaces and self.spaces[0]
+        space: gym.Space[Any] = self.parts.of_actor(self.spaces[0])
+        return space
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(device={self.device}, model={self.model})"
@@ -908,8 +968,7 @@ class Policy:
             self.set_training(False)
         with torch.set_grad_enabled(False):  # no_grad() does the same in twice the time
             if self.on_gpu or type(data) is not torch.Tensor:
-                self.draw_near(data)
-                obs = self.as_obs(data)
+                obs = self._observed(data, mode)
             if env_id is None:
                 env_id = np.arange(len(next(iter(leaves(obs)))[1]))
             for name in ACT_KEYWORDS.intersection(kwargs):
@@ -932,6 +991,13 @@ class Policy:
             mask, user = kwargs.get("action_mask"), f"{type(self).__name__}.act_{mode}"
             self.codec.check_allowed(data, acted, mask=mask, user=user)
         return acted
+
+    def _observed(self, data: Nested, mode: Mode) -> Value:
+        """Return observations on the device; an evaluated policy sees the actor's parts alone."""
+        if mode == "eval" and self.parts is not None:
+            data = self.parts.of_actor(data)
+        self.draw_near(data)
+        return self.as_obs(data)
 
     def _act_captured(
         self, obs: Value, env_id: npt.NDArray[np.int64], **kwargs: Any
@@ -1014,11 +1080,16 @@ class Policy:
         return {"action_codec": codec, "obs_norm": Component(self.obs_norm, acts=True)}
 
     def _probe(
-        self, obs: Value, action_space: gym.Space[Any], *, acts: bool = True
+        self,
+        obs: Value,
+        action_space: gym.Space[Any],
+        *,
+        acts: bool = True,
+        acts_only: bool = False,
     ) -> Value | None:
         """Check the outputs, and return the action for one observation if the policy ``acts``.
 
-        The policy is left as it was.
+        The policy is left as it was. If it ``acts_only``, the outputs for learning are not checked.
         """
         mode: Mode = "eval" if "eval" in self.modes else "collect"
         inputs: dict[str, Any] | None = probe_inputs(
@@ -1030,10 +1101,20 @@ class Policy:
         generators, acting = self._state.generators(), self._state.acting()
         try:
             # Of one row, a network may lose a dimension that it keeps of several.
-            self._check_outputs(map_leaves(lambda leaf: torch.cat([leaf, leaf]), obs), of_two)
+            if not acts_only or self.parts is None:
+                self._check_outputs(map_leaves(lambda leaf: torch.cat([leaf, leaf]), obs), of_two)
             if not acts or self.modes.isdisjoint(("eval", "collect")):
                 return None
             action: Value = self._act(mode, obs, **inputs)["action"]
+        except KeyError as error:
+            hidden = frozenset() if self.parts is None else self.parts.private
+            if not hidden.intersection(map(str, error.args)):
+                raise
+            raise SpaceError(
+                f"acting with {type(self.model).__name__} reads {error.args[0]!r} of observations, "
+                "which obs_groups give to the critic alone; let the actor read its own parts, and "
+                "give the model a method compute_actor(obs) if its forward runs the critic too"
+            ) from error
         finally:
             self._state.load_generators(generators)
             self._state.load_acting(acting)

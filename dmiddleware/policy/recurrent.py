@@ -56,6 +56,7 @@ class Memory:
         *,
         network: RecurrentNetwork | None = None,
         within_episode: bool = False,
+        acts_only: bool = False,
     ) -> dict[str, torch.Tensor]:
         """Run the network, or a copy of it, over sequences ``[T, B, …]`` or a step ``[B, …]``.
 
@@ -65,11 +66,14 @@ class Memory:
             state: ``[B, S]``, before the first step.
             network: the target network; None: the network itself.
             within_episode: as :meth:`RecurrentNetwork.forward` has it.
+            acts_only: likewise.
         """
         network = self._network if network is None else network
         inputs = {name: seen[name] for name in network.act_inputs}
         if "prev_action" in inputs:
             inputs["prev_action"] = self._codec.to_raw(inputs["prev_action"])
+        if acts_only:
+            inputs["acts_only"] = True
         output: dict[str, torch.Tensor] = network(
             obs, state, within_episode=within_episode, **inputs
         )

@@ -79,7 +79,9 @@ class RecurrentPPOPolicy(PPOPolicy):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Act on the observations and the state; see :meth:`Policy.act_eval`."""
-        output = self.acting_output(obs, **kwargs)
+        # A network of the user's own may take no further keywords.
+        acts_only = self.parts is not None
+        output = self.memory.run(obs, kwargs, kwargs["state"], acts_only=acts_only)
         generator = None if deterministic else self.eval_generator
         acted = self.acted(output, obs, action_mask, generator)
         return {**acted, "state": output["state"]}

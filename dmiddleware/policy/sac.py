@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dmiddleware.policy.action_codec import ActorSettings
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import critic_values
+from dmiddleware.policy.obs_groups import ObsGroupSettings
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.td import TDPolicy, TDSettings
 from dmiddleware.policy.temperature import Temperature
@@ -21,7 +22,7 @@ from dmiddleware.tree import Columns, Value
 __all__ = ["SACPolicy", "SACSettings"]
 
 
-class SACSettings(ActorSettings, TDSettings):
+class SACSettings(ObsGroupSettings, ActorSettings, TDSettings):
     """The settings of SAC."""
 
     batch_size = 256

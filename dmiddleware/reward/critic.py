@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from dmiddleware.errors import ConfigError, StructureError
-from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
+from dmiddleware.model import ConvLayers, make_encoder
 from dmiddleware.model.layers import MLP
-from dmiddleware.model.spaces import HasSpaces, ObsShape, spaces_of
+from dmiddleware.model.spaces import HasSpaces, ObsShape
 from dmiddleware.policy import Component, HasModes, LearnMode, adam, as_learn_mode
 from dmiddleware.policy.obs_norm import ObsNorm
 from dmiddleware.reward.base import RowLearner
-from dmiddleware.reward.intrinsic import settings_of
+from dmiddleware.reward.intrinsic import settings_of, shape_in_rows
 from dmiddleware.rl import with_advantages
 from dmiddleware.seeding import derive_seed
 from dmiddleware.torch_seeding import torch_seeded
@@ -117,7 +117,7 @@ class IntrinsicCritic(RowLearner):
                 "with recompute_advantage, later epochs would lose the advantages of the "
                 "learned rewards; set it to False"
             )
-        shape = obs_shape_of(spaces_of(env)[0])
+        shape = shape_in_rows(env, policy, user=user)
         return cls(shape, **{**shared, "gae_lambda": gae_lambda, **options})
 
     @property

@@ -12,7 +12,7 @@ from annotated_types import Lt
 from torch import nn
 
 from dmiddleware.errors import SpaceError
-from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
+from dmiddleware.model import ConvLayers, make_encoder
 from dmiddleware.model.layers import MLP
 from dmiddleware.model.spaces import (
     HasSpaces,
@@ -22,7 +22,7 @@ from dmiddleware.model.spaces import (
     spaces_of,
 )
 from dmiddleware.policy import ActionCodec, Component, HasModes, LearnMode, adam
-from dmiddleware.reward.intrinsic import IntrinsicReward, settings_of
+from dmiddleware.reward.intrinsic import IntrinsicReward, settings_of, shape_in_rows
 from dmiddleware.settings import Positive, checked
 from dmiddleware.tree import Batch, Value
 
@@ -140,8 +140,8 @@ class ICM(IntrinsicReward):
             SpaceError: if observations or actions are not supported.
         """
         shared = settings_of(policy, user=f"{cls.__name__}.for_env")
-        observation_space, action_space = spaces_of(env)
-        return cls(obs_shape_of(observation_space), action_space, **{**shared, **options})
+        shape = shape_in_rows(env, policy, user=cls.__name__)
+        return cls(shape, spaces_of(env)[1], **{**shared, **options})
 
     def reward_of(self, batch: Batch) -> torch.Tensor:
         """Return the rewards ``[N]`` of rows ``[N, …]``."""

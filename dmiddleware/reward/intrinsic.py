@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.model.spaces import ObsShape
+from dmiddleware.model.spaces import HasSpaces, ObsShape, obs_shape_of, spaces_of
 from dmiddleware.policy import Component, HasModes, LearnMode, as_learn_mode
+from dmiddleware.policy.obs_groups import ObsParts
 from dmiddleware.policy.obs_norm import ObsNorm
 from dmiddleware.reward.base import RewardModel
 from dmiddleware.rl import RewardNormalizer
@@ -18,7 +19,7 @@ from dmiddleware.settings import Positive, checked
 from dmiddleware.torch_seeding import torch_seeded
 from dmiddleware.tree import Batch, Value
 
-__all__ = ["IntrinsicReward", "settings_of"]
+__all__ = ["IntrinsicReward", "settings_of", "shape_in_rows"]
 
 
 class IntrinsicReward(RewardModel):
@@ -121,3 +122,17 @@ def settings_of(policy: HasModes | LearnMode, *, user: str) -> dict[str, Any]:
         "device": mode.spec.device,
         "seed": torch.initial_seed() if seed is None else seed,
     }
+
+
+def shape_in_rows(env: HasSpaces, policy: HasModes | LearnMode, *, user: str) -> ObsShape:
+    """Return the shape of observations in the rows of a policy, which keep what it reads.
+
+    Raises:
+        SpaceError: if the observations are not supported, or the policy's ``obs_groups`` do not
+            fit them.
+    """
+    space = spaces_of(env)[0]
+    parts = ObsParts.of(as_learn_mode(policy, user=user).spec.settings, space, user=user)
+    if parts is not None:
+        space = parts.in_space(space, acts_only=False, user=user)
+    return obs_shape_of(space)

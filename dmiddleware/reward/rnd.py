@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
+from dmiddleware.model import ConvLayers, make_encoder
 from dmiddleware.model.layers import MLP
-from dmiddleware.model.spaces import HasSpaces, ObsShape, spaces_of
+from dmiddleware.model.spaces import HasSpaces, ObsShape
 from dmiddleware.policy import Component, HasModes, LearnMode, adam
-from dmiddleware.reward.intrinsic import IntrinsicReward, settings_of
+from dmiddleware.reward.intrinsic import IntrinsicReward, settings_of, shape_in_rows
 from dmiddleware.tree import Batch
 
 __all__ = ["RND"]
@@ -119,7 +119,7 @@ class RND(IntrinsicReward):
             SpaceError: if the observations are not supported.
         """
         shared = settings_of(policy, user=f"{cls.__name__}.for_env")
-        return cls(obs_shape_of(spaces_of(env)[0]), **{**shared, **options})
+        return cls(shape_in_rows(env, policy, user=cls.__name__), **{**shared, **options})
 
     def _errors(self, batch: Batch) -> torch.Tensor:
         """Return ``[N]``, the mean squared error of each row's embedding."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, TypeGuard
+from typing import Any, TypeGuard
 
 import gymnasium as gym
 import numpy as np
@@ -19,7 +19,19 @@ from dmiddleware.model.action_mask import as_mask, sorted_names
 from dmiddleware.policy import CollectMode, EvalMode
 from dmiddleware.policy.acting import info_names, previous_action_codec
 from dmiddleware.rollout.acting_memory import ActingMemory
-from dmiddleware.tree import Batch, Value, as_tree, index_rows, leaf_of, map_leaves
+from dmiddleware.rollout.game import TeamEnvs
+from dmiddleware.tree import (
+    Batch,
+    Value,
+    as_tree,
+    assign_rows,
+    clone,
+    from_numpy,
+    index_rows,
+    leaf_of,
+    map_leaves,
+    to_dict,
+)
 
 __all__ = ["ActInputs", "check_masks", "masks_in", "on_host", "sample_allowed", "usable_mask"]
 
@@ -67,8 +79,10 @@ class ActInputs:
         self._next_state: Value | None = None
 
     @classmethod
-    def of(cls, mode: CollectMode | EvalMode, manager: BaseEnvManager) -> Self | None:
+    def of(cls, mode: CollectMode | EvalMode, manager: BaseEnvManager) -> ActInputs | None:
         """Return the inputs for a policy in these envs, or None if it asks for none."""
+        if isinstance(manager, TeamEnvs):
+            return TeamInputs(mode, manager)
         inputs = cls(mode, manager)
         asks = inputs._memory.columns or inputs._infos or inputs.has_masks
         return inputs if asks else None
@@ -88,9 +102,16 @@ class ActInputs:
             PolicyOutputError: in the first step, if that state does not look like the initial one.
         """
         self._inputs = inputs = self._inputs_of(obs, env_id)
-        output = on_host(self._mode.forward(obs, env_id=env_id, **kwargs, **inputs))
+        output = self._forward(obs, env_id, {**kwargs, **inputs})
         self._next_state = self._memory.next_state(output, len(env_id))
         return output
+
+    def _forward(self, obs: Value, env_id: IdArray, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return on_host(self._mode.forward(obs, env_id=env_id, **inputs))
+
+    def with_actions(self, output: dict[str, Any], action: Value) -> dict[str, Any]:
+        """Return what the policy returned, with other actions."""
+        return {**output, "action": action}
 
     def _inputs_of(self, obs: Value, env_id: IdArray) -> dict[str, Value]:
         inputs = dict(self._memory.columns)
@@ -182,6 +203,65 @@ class ActInputs:
         """
         self._memory.load_state_dict(state)
         self._mask = None
+
+
+class TeamInputs(ActInputs):
+    """The inputs of a policy that acts for a team: only those act whose turn it is.
+
+    What it has returned for an env stands until the env has its row, which in a turn-based game is
+    some steps later: the row has the action that was taken, and what belongs to it.
+
+    Args:
+        mode: the policy's collect or eval mode.
+        manager: the team's envs; launched.
+    """
+
+    def __init__(self, mode: CollectMode | EvalMode, manager: TeamEnvs) -> None:
+        super().__init__(mode, manager)
+        self._team = manager
+        self._standing: dict[str, Value] = {}
+
+    def _forward(self, obs: Value, env_id: IdArray, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        acts = self._team.acts
+        if acts.all() or not self._standing:
+            self._standing = super()._forward(obs, env_id, inputs)
+        elif acts.any():
+            rows = torch.from_numpy(np.flatnonzero(acts))
+            columns = {*self._inputs}
+            chosen = {
+                name: index_rows(value, rows) if name in columns else value
+                for name, value in inputs.items()
+            }
+            output = super()._forward(index_rows(obs, rows), env_id[acts], chosen)
+            self._standing = {
+                name: _with_rows(column, rows, output[name])
+                for name, column in self._standing.items()
+            }
+        return {**self._standing}
+
+    def with_actions(self, output: dict[str, Any], action: Value) -> dict[str, Any]:
+        """Return what the policy returned, with other actions of those whose turn it is."""
+        rows = torch.from_numpy(np.flatnonzero(self._team.acts))
+        actions = _with_rows(self._standing["action"], rows, index_rows(action, rows))
+        self._standing = {**self._standing, "action": actions}
+        return {**output, "action": actions}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept between steps, as plain data."""
+        standing = {name: to_dict(clone(column)) for name, column in self._standing.items()}
+        return {"memory": super().state_dict(), "standing": standing}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        super().load_state_dict(state["memory"])
+        self._standing = {name: from_numpy(clone(c)) for name, c in state["standing"].items()}
+
+
+def _with_rows(column: Value, rows: torch.Tensor, values: Value) -> Value:
+    """Return a copy of a column with other values in some rows."""
+    copy = clone(column)
+    assign_rows(copy, rows, values)
+    return copy
 
 
 def on_host(output: Mapping[str, Any]) -> dict[str, Any]:

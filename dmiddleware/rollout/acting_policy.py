@@ -241,7 +241,10 @@ class ActingPolicy:
             arrays = map_leaves(np.array, map_leaves(to_array, obs))  # its own, to be written to
             is_batch = self._is_batch(arrays)
             return _rows(arrays, is_batch=is_batch), is_batch
-        space, user = self.policy.spaces[0], type(self.policy).__name__
+        space, user = self.policy.acting_space, type(self.policy).__name__
+        assert space is not None
+        if self.policy.parts is not None:
+            obs = self.policy.parts.of_actor(obs)
         try:
             arrays = _arrays_of(space, obs)
             is_batch = self._is_batch(arrays)
@@ -301,8 +304,8 @@ def _one_observation(policy: Policy) -> tuple[tuple[str, ...], int]:
     if policy.several_agents:
         return (AGENT_MASK,), 1
     shape = policy.cfg.model.get("obs_shape")
-    if shape is None and policy.spaces is not None:
-        shape = obs_shape_of(policy.spaces[0])
+    if policy.acting_space is not None and (shape is None or policy.parts is not None):
+        shape = obs_shape_of(policy.acting_space)
     if shape is None:
         raise ConfigError(
             f"this {type(policy).__name__} does not say which observations it takes, because its "

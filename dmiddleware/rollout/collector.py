@@ -198,7 +198,7 @@ class RolloutCollector(Stepper):
             raise ValueError(f"n_sample must be positive, got {n_sample}")
         if not len(self.episode_id):
             self.start()  # which finds out where the envs are
-        self._begin_call(train_iter)
+        self.begin_call(train_iter)
         n_steps, store = -(-n_sample // self.env_num), self._store
         if self._on_device is not None:
             return self._collect_on_device(
@@ -260,7 +260,7 @@ class RolloutCollector(Stepper):
                 self.env_num, train_iter=train_iter, policy_kwargs=policy_kwargs, random=random
             )
             return index_rows(batch, 0), np.arange(self.env_num)
-        self._begin_call(train_iter)
+        self.begin_call(train_iter)
         while len(self._store) == 0:
             self.step(policy_kwargs or _NO_KWARGS, random=random)
         rows, env_id = self._store.take_all()
@@ -298,7 +298,7 @@ class RolloutCollector(Stepper):
             self._give_up_all_episodes()
             self._may_use_device = False
             self._memory = self._make_memory()
-        self._begin_call(train_iter, keeps_skipping=True)
+        self.begin_call(train_iter, keeps_skipping=True)
         self._give_up_cut_episodes()
         shares, self._n_extra = even_shares(n_episode, self.env_num, self._n_extra)
         most = 2 * np.maximum(shares, 1)
@@ -313,12 +313,27 @@ class RolloutCollector(Stepper):
             watch.check(lacking.tolist())
         return self._store.take_episodes(shares)
 
+    def take(self) -> Batch:
+        """Take all rows that wait.
+
+        Returns:
+            A batch ``[T, E, …]`` if every env has made a transition in each step, and else
+            ``[R, …]``, env by env.
+        """
+        return self._store.take_waiting()
+
     def _is_on_device(self) -> bool:
         """Return whether rows are collected on a device; launches the envs if they are closed."""
         self._open()
         return self._on_device is not None
 
-    def _begin_call(self, train_iter: int, *, keeps_skipping: bool = False) -> None:
+    def begin_call(self, train_iter: int, *, keeps_skipping: bool = False) -> None:
+        """Begin a call that makes steps, and then takes rows; :meth:`collect` does so itself.
+
+        Args:
+            train_iter: the policy's iteration, written to the rows as ``collect_iter``.
+            keeps_skipping: whether episodes that a call did not want stay unwanted.
+        """
         self.episode_returns, self.episode_lengths, self.episode_successes = [], [], []
         self.end_rows = None
         if self._revision != self.env_manager.revision and len(self.episode_id):

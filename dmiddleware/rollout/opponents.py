@@ -1,23 +1,33 @@
-"""Past versions of a policy, against which it plays."""
+"""Past versions of a policy, against which it plays, and how it fares against them."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.env import OpponentEnv
 from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.policy import CollectMode, EvalMode, HasModes, as_collect_mode
+from dmiddleware.rollout.ratings import elo_change, pfsp
 from dmiddleware.settings import Count, checked, takes_options
-from dmiddleware.tree import from_numpy, index_rows, map_leaves, to_numpy
+from dmiddleware.tree import Value, from_numpy, index_rows, map_leaves, to_numpy
 
 __all__ = ["OpponentPool", "check_sees_games"]
 
 _USER: Final = "OpponentPool"
+_FIRST_ELO: Final = 1200.0
+_FADING: Final = 0.99
+"""The weight of all games before, with each game against a version."""
+_MIN_GAMES: Final = 7.7
+"""Eight games, faded."""
+
+
+class _HasOpponents(Protocol):
+    @property
+    def opponents(self) -> frozenset[int]: ...
 
 
 class OpponentPool:
@@ -29,9 +39,19 @@ class OpponentPool:
     the last versions; a new one replaces the oldest, which plays on in the games in which it was
     drawn until they end.
 
+    With ``prioritized``, versions that are hard to beat are drawn more often: in proportion to the
+    square of the share of games that the policy does not win (Vinyals et al., "Grandmaster level in
+    StarCraft II using multi-agent reinforcement learning", 2019). The games of a
+    :class:`~dmiddleware.rollout.Game` are counted (:meth:`record`); older ones count less.
+
+    Attributes:
+        elo: the Elo rating of the policy; it starts at 1200.
+        n_recorded: the games that were counted.
+
     Args:
         make_policy: makes a policy that can collect, into which a version's parameters are loaded.
         size: how many versions are kept.
+        prioritized: whether versions that are hard to beat are drawn more often.
         policy_kwargs: passed to the opponents' forward, such as ``{"eps": 0.05}``.
 
     Raises:
@@ -45,6 +65,7 @@ class OpponentPool:
         make_policy: Callable[[], HasModes],
         *,
         size: int = 8,
+        prioritized: bool = False,
         policy_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._make_policy = make_policy
@@ -53,8 +74,15 @@ class OpponentPool:
         self._versions: dict[int, CollectMode] = {}
         """By number: those that can be drawn, and older ones that games still use."""
         self._n_added = 0
-        self._games: weakref.WeakSet[OpponentEnv] = weakref.WeakSet()
+        self._games: weakref.WeakSet[_HasOpponents] = weakref.WeakSet()
         self._drawn_elsewhere: set[int] = set()
+        self._is_prioritized: bool = checked("prioritized", prioritized, bool)
+        self.elo = _FIRST_ELO
+        self.n_recorded = 0
+        self._elos: dict[int, float] = {}
+        # Games won, a draw as a half, and all games, which fade.
+        self._won: dict[int, float] = {}
+        self._played: dict[int, float] = {}
 
     def __len__(self) -> int:
         return len(self._numbers())
@@ -71,12 +99,16 @@ class OpponentPool:
         """
         mode = as_collect_mode(policy, user=_USER)
         self._put(self._n_added, mode.state_dict())
+        self._elos[self._n_added] = self.elo
         self._n_added += 1
         drawable = self._numbers()
         in_use = self._drawn_elsewhere.union(drawable, *(game.opponents for game in self._games))
         self._versions = {n: mode for n, mode in self._versions.items() if n in in_use}
+        for counts in (self._elos, self._won, self._played):
+            for number in counts.keys() - in_use:
+                del counts[number]
 
-    def follow(self, game: OpponentEnv) -> None:
+    def follow(self, game: _HasOpponents) -> None:
         """Keep the versions that a game uses until it ends; an env calls it when it is built."""
         self._games.add(game)
 
@@ -92,7 +124,11 @@ class OpponentPool:
                 "the middleware SelfPlay(policy, pool)"
             )
         numbers = self._numbers()
-        number = numbers[int(rng.integers(len(numbers)))]
+        if self._is_prioritized:
+            rates = np.array([self.win_rate(number) for number in numbers])
+            number = int(rng.choice(numbers, p=pfsp(rates, "squared")))
+        else:
+            number = numbers[int(rng.integers(len(numbers)))]
         if not self._games:
             self._drawn_elsewhere.add(number)  # nobody says when that game ends
         return number
@@ -108,17 +144,59 @@ class OpponentPool:
             mask: which actions it may take, ``[A]``; None: all.
             rng: seeds what is random in it.
         """
+        rows = map_leaves(lambda leaf: np.asarray(leaf)[None], obs)
+        allowed = None if mask is None else from_numpy(mask[None] != 0)
+        action = self.act_rows(number, from_numpy(rows), allowed, rng)
+        plain = index_rows(to_numpy(action), 0)
+        return plain[()] if getattr(plain, "ndim", None) == 0 else plain
+
+    def act_rows(
+        self, number: int, obs: Value, mask: Value | None, rng: np.random.Generator
+    ) -> Value:
+        """Return the actions of a version, ``[R, …]``.
+
+        Args:
+            number: the version, as :meth:`draw` has returned it.
+            obs: the observations, ``[R, …]``.
+            mask: which actions it may take, ``[R, A]`` bool; None: all.
+            rng: seeds what is random in it.
+        """
         mode = self._version(number)
         # A version plays in several envs. Its own random numbers would depend on their order, and
         # its state does not have them.
         mode.seed(int(rng.integers(2**63)))
         inputs = {}
         if mask is not None and "action_mask" in mode.spec.act_inputs:
-            inputs["action_mask"] = from_numpy(mask[None] != 0)
-        rows = map_leaves(lambda leaf: np.asarray(leaf)[None], obs)
-        action = mode.forward(from_numpy(rows), **inputs, **self._kwargs)["action"]
-        plain = index_rows(to_numpy(action), 0)
-        return plain[()] if getattr(plain, "ndim", None) == 0 else plain
+            inputs["action_mask"] = mask
+        action: Value = mode.forward(obs, **inputs, **self._kwargs)["action"]
+        return action
+
+    def record(self, number: int, result: Literal["wins", "draws", "losses"]) -> None:
+        """Count a game of the policy against a version.
+
+        Args:
+            number: the version, as :meth:`draw` has returned it.
+            result: how it ended for the policy.
+        """
+        if number not in self._versions:
+            return
+        won = {"wins": 1.0, "draws": 0.5, "losses": 0.0}[result]
+        self._won[number] = self._won.get(number, 0.0) * _FADING + won
+        self._played[number] = self._played.get(number, 0.0) * _FADING + 1.0
+        change = elo_change(self.elo, self._elos[number], [result])
+        self.n_recorded += 1
+        self.elo += change
+        self._elos[number] -= change
+
+    def win_rate(self, number: int) -> float:
+        """Return the policy's share of wins against a version; 0.5 before 8 games."""
+        played = self._played.get(number, 0.0)
+        return self._won[number] / played if played >= _MIN_GAMES else 0.5
+
+    @property
+    def ratings(self) -> dict[int, tuple[float, float]]:
+        """The policy's win rate against each version that can be drawn, and the version's Elo."""
+        return {n: (self.win_rate(n), self._elos.get(n, self.elo)) for n in self._numbers()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the versions, those that only games still use, and how many were added."""
@@ -129,6 +207,12 @@ class OpponentPool:
             "numbers": numbers + older,
             "versions": [self._versions[number].state_dict() for number in numbers],
             "older": [self._versions[number].state_dict() for number in older],
+            "ratings": {
+                "elo": self.elo,
+                "elos": dict(self._elos),
+                "won": dict(self._won),
+                "played": dict(self._played),
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -152,6 +236,11 @@ class OpponentPool:
             numbers = sorted(last, key=lambda number: number % self._size)
         for number, version in zip(numbers, versions, strict=True):
             self._put(number, version)
+        ratings = state.get("ratings", {})  # older states lack them
+        self.elo = float(ratings.get("elo", _FIRST_ELO))
+        self._elos = dict.fromkeys(numbers, self.elo) | _by_number(ratings.get("elos", {}))
+        self._won = _by_number(ratings.get("won", {}))
+        self._played = _by_number(ratings.get("played", {}))
 
     def _numbers(self) -> list[int]:
         """Return the versions that can be drawn, in the order of their places."""
@@ -168,6 +257,10 @@ class OpponentPool:
         if number not in self._versions:  # a place, in games of an older snapshot
             number = self._numbers()[number % self._size]
         return self._versions[number]
+
+
+def _by_number(values: Mapping[Any, float]) -> dict[int, float]:
+    return {int(number): float(value) for number, value in values.items()}
 
 
 def check_sees_games(modes: Sequence[CollectMode | EvalMode], *, user: str) -> None:

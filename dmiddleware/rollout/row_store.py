@@ -181,6 +181,17 @@ class RowStore:
         index = torch.arange(len(env_id))  # selecting copies
         return {name: _select(column, index) for name, column in rows.items()}, env_id.copy()
 
+    def take_waiting(self) -> Batch:
+        """Take all rows, as ``[T, E, …]`` if every piece had one row of every environment.
+
+        Otherwise as ``[R, …]``, environment by environment.
+        """
+        if self._regular:
+            return self.take_rectangle(len(self._pieces))
+        rows, env_id = self.take_all()
+        index = torch.from_numpy(np.argsort(env_id, kind="stable"))
+        return as_tree({name: _select(column, index) for name, column in rows.items()})
+
     def take_episodes(self, shares: IdArray) -> list[Batch]:
         """Take the oldest ``shares[e]`` finished episodes of each environment ``e``.
 

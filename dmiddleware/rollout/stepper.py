@@ -326,6 +326,8 @@ class Stepper:
         actions, replaced = from_numpy(drawn), output["action"]
         if isinstance(actions, torch.Tensor) and isinstance(replaced, torch.Tensor):
             actions = actions.to(replaced.dtype)
+        if self._memory is not None:
+            return self._memory.with_actions(output, actions)
         return {**output, "action": actions}
 
     def state_dict(self) -> dict[str, Any]:

@@ -129,10 +129,10 @@ class _Exporter:
     """Writes a policy with the mode eval."""
 
     def __init__(self, policy: Policy, *, action_mask: bool) -> None:
-        if policy.spaces is None:
+        if policy.spaces is None or policy.acting_space is None:
             raise ConfigError("the policy has met no env, so its spaces are unknown; use for_env")
         self._policy = policy
-        self._observation_space, self._action_space = policy.spaces
+        self._observation_space, self._action_space = policy.acting_space, policy.spaces[1]
         if infos := info_names(policy.act_inputs):
             raise ConfigError(
                 f"the policy acts on {', '.join(infos)} of the infos, whose form no space "

@@ -20,12 +20,12 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-__all__ = ["CartPole", "Pendulum", "Reacher", "TensorEnv"]
+__all__ = ["CartPole", "Pendulum", "Reacher", "Rover", "TensorEnv"]
 
-Step = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]
+Step = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]
 
 
-class TensorEnv(gym.vector.VectorEnv[torch.Tensor, torch.Tensor, torch.Tensor]):
+class TensorEnv(gym.vector.VectorEnv[Any, torch.Tensor, torch.Tensor]):
     """Base of simulators in torch: a state of each world, and the rules by which it changes.
 
     A subclass sets its spaces and its time limit, and writes :meth:`first`, :meth:`advance` and
@@ -64,8 +64,12 @@ class TensorEnv(gym.vector.VectorEnv[torch.Tensor, torch.Tensor, torch.Tensor]):
         """
         raise NotImplementedError
 
-    def seen(self, state: torch.Tensor) -> torch.Tensor:
-        """Return what an agent observes of states ``[E, …]``, a new tensor ``[E, …]``."""
+    def seen(self, state: torch.Tensor) -> Any:
+        """Return what an agent observes of states ``[E, …]``.
+
+        Returns:
+            A new tensor ``[E, …]``, or a dictionary of them for a Dict space.
+        """
         raise NotImplementedError
 
     def uniform(self, low: float, high: float, *shape: int) -> torch.Tensor:
@@ -75,7 +79,7 @@ class TensorEnv(gym.vector.VectorEnv[torch.Tensor, torch.Tensor, torch.Tensor]):
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         """Start an episode in every world."""
         if seed is not None:
             self.generator.manual_seed(seed if isinstance(seed, int) else int(seed[0] or 0))
@@ -230,3 +234,84 @@ class Reacher(TensorEnv):
         """Return what each joint does, and how far it is from its goal."""
         angle, speed, goal = state.unbind(1)
         return torch.cat((angle.cos(), angle.sin(), speed, goal - angle), dim=1)
+
+
+_ROVER_STEP_S: Final = 0.1
+_THRUST: Final = 2.0
+_ROVER_DRAG: Final = 0.5
+_LEAST_CHARGE: Final = 10.0
+_MOST_CHARGE: Final = 150.0
+_FORCE_COST: Final = 0.5
+_RAYS: Final = 8
+_SCAN_NOISE: Final = 0.1
+
+
+class Rover(TensorEnv):
+    """Drive to a beacon and stay there until the battery, whose charge is not measured, is empty.
+
+    Observations have parts, of which a robot has the first two, and a simulator all:
+
+    - ``proprio`` ``[4]``: position and velocity in a plane;
+    - ``scan`` ``[8]``: how brightly the beacon shines from each of eight directions, with noise;
+    - ``beacon`` ``[2]``: the way to it;
+    - ``charge`` ``[1]``: the charge, from 0 to 1. It is drawn for each episode, so that 10 to 150
+      steps are possible; a force uses more of it.
+
+    Actions ``[2]`` are forces in ±1. The reward of a step is 1 at the beacon and falls with the
+    squared distance.
+    """
+
+    max_steps = 150
+    single_observation_space = spaces.Dict(
+        {
+            "proprio": spaces.Box(-np.inf, np.inf, (4,), np.float32),
+            "scan": spaces.Box(-np.inf, np.inf, (_RAYS,), np.float32),
+            "beacon": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+            "charge": spaces.Box(0.0, 1.0, (1,), np.float32),
+        }
+    )
+    single_action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self, num_envs: int = 1, device: str = "cpu") -> None:
+        super().__init__(num_envs, device)
+        angle = torch.arange(_RAYS, device=self.device) * (2 * math.pi / _RAYS)
+        self._rays = torch.stack((angle.cos(), angle.sin()))
+
+    def first(self) -> torch.Tensor:
+        """Draw a state ``[E, 15]``: position, velocity, beacon, charge and scan."""
+        position, beacon = self.uniform(-1.0, 1.0, 2), self.uniform(-1.0, 1.0, 2)
+        charge = self.uniform(_LEAST_CHARGE, _MOST_CHARGE, 1)
+        parts = (position, torch.zeros_like(position), beacon, charge)
+        return torch.cat((*parts, self._scan(beacon - position)), dim=1)
+
+    def advance(self, state: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Apply the force, with drag, for 0.1 s."""
+        position, velocity, beacon, charge, _ = _parts(state)
+        force = action.clamp(-1.0, 1.0)
+        velocity = velocity + (_THRUST * force - _ROVER_DRAG * velocity) * _ROVER_STEP_S
+        position = position + velocity * _ROVER_STEP_S
+        charge = charge - 1.0 - _FORCE_COST * force.square().sum(1, keepdim=True)
+        way = beacon - position
+        reward = 1.0 / (1.0 + 4.0 * way.square().sum(1))
+        parts = (position, velocity, beacon, charge.clamp(min=0.0), self._scan(way))
+        return torch.cat(parts, dim=1), reward, charge[:, 0] <= 0.0
+
+    def seen(self, state: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the parts of observations."""
+        position, _, beacon, charge, scan = _parts(state)
+        return {
+            "proprio": state[:, :4].clone(),
+            "scan": scan.clone(),
+            "beacon": beacon - position,
+            "charge": charge / _MOST_CHARGE,
+        }
+
+    def _scan(self, way: torch.Tensor) -> torch.Tensor:
+        """Return the brightness ``[E, 8]`` by direction, of a beacon that is ``[E, 2]`` away."""
+        bright: torch.Tensor = (way @ self._rays).relu() / (1.0 + way.norm(dim=1, keepdim=True))
+        return bright + self.uniform(-_SCAN_NOISE, _SCAN_NOISE, _RAYS)
+
+
+def _parts(state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return position, velocity, beacon, charge and scan of a rover's states ``[E, 15]``."""
+    return state[:, :2], state[:, 2:4], state[:, 4:6], state[:, 6:7], state[:, 7:]

@@ -376,3 +376,12 @@ def test_declaring_settings_does_not_import_pydantic() -> None:
         "assert A(x=2).x == 2.0 and 'pydantic' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_an_argument_that_is_settings_is_checked() -> None:
+    class Inner(Settings):
+        size: Count = 1
+
+    assert checked("inner", Inner(size=2), Annotated[Inner, "a note"]) == Inner(size=2)
+    with pytest.raises(ConfigError, match="inner"):
+        checked("inner", 3, Annotated[Inner, "a note"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dmiddleware.env import VectorEnvManager, make_env_manager
-from dmiddleware.zoo.tensor_envs import CartPole, Pendulum, Reacher
+from dmiddleware.zoo.tensor_envs import CartPole, Pendulum, Reacher, Rover
 
 WORLDS = 16
 
@@ -44,7 +44,7 @@ def test_the_equations_are_those_of_gymnasium(kind, name):
     assert n_ends > 20 or kind is Pendulum
 
 
-@pytest.mark.parametrize("kind", [CartPole, Pendulum, Reacher])
+@pytest.mark.parametrize("kind", [CartPole, Pendulum, Reacher, Rover])
 def test_episodes_are_cut_at_the_limit(kind, monkeypatch):
     monkeypatch.setattr(kind, "max_steps", 5)
     env = kind(4)
@@ -54,7 +54,11 @@ def test_episodes_are_cut_at_the_limit(kind, monkeypatch):
     assert cuts == 2 * ([4 * [False]] * 4 + [4 * [True]])
 
 
-@pytest.mark.parametrize("kind", [CartPole, Pendulum, Reacher])
+def numbers(obs):
+    return torch.cat(list(obs.values()), dim=1) if isinstance(obs, dict) else obs
+
+
+@pytest.mark.parametrize("kind", [CartPole, Pendulum, Reacher, Rover])
 def test_saved_worlds_continue_exactly(kind):
     env, other = kind(4), kind(4)
     env.reset(seed=3)
@@ -64,7 +68,7 @@ def test_saved_worlds_continue_exactly(kind):
         env.step(actions)
     other.load_state_dict(env.state_dict())
     for _ in range(300):
-        assert torch.equal(env.step(actions)[0], other.step(actions)[0])
+        assert torch.equal(numbers(env.step(actions)[0]), numbers(other.step(actions)[0]))
 
 
 def test_reaching_the_goals_is_rewarded():
@@ -84,3 +88,34 @@ def test_a_class_of_vector_envs_needs_no_mode():
         assert envs.ready_obs.shape == (5, 4)
     with make_env_manager(CartPole, env_num=3, env_kwargs={"device": "cpu"}) as envs:
         assert envs.ready_obs.shape == (3, 4)
+
+
+def test_a_rover_that_drives_to_the_beacon_is_rewarded_until_its_battery_is_empty():
+    env = Rover(64)
+    obs, _ = env.reset(seed=0)
+    charge, total, n_steps = obs["charge"][:, 0] * 150, torch.zeros(64), torch.zeros(64)
+    alive, scale = torch.ones(64, dtype=torch.bool), torch.tensor([4.0, 2.0])
+    last = torch.zeros(64)
+    for _ in range(150):
+        force = scale[0] * obs["beacon"] - scale[1] * obs["proprio"][:, 2:]
+        obs, reward, terminated, truncated, info = env.step(force)
+        assert env.single_observation_space.contains(
+            {name: part[0].numpy() for name, part in info["final_obs"].items()}
+        )
+        total, n_steps = total + alive * reward, n_steps + alive
+        last = reward.where(alive, last)
+        alive &= ~(terminated | truncated)
+    assert not alive.any()
+    assert (last[n_steps > 60] > 0.9).all()
+    assert (n_steps <= charge + 1).all()
+    assert (n_steps > 0.6 * charge).all()
+
+
+def test_a_rover_s_scan_tells_where_the_beacon_is():
+    env = Rover(512)
+    obs, _ = env.reset(seed=0)
+    angle = torch.arange(8) * (torch.pi / 4)
+    rays = torch.stack((angle.cos(), angle.sin()), 1)
+    found = obs["scan"] @ rays
+    cosine = torch.nn.functional.cosine_similarity(found, obs["beacon"])
+    assert cosine[obs["beacon"].norm(dim=1) > 0.5].mean() > 0.95

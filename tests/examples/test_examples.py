@@ -12,9 +12,12 @@ import yaml
 from click.testing import CliRunner
 
 from dmiddleware.data import as_tree
+from dmiddleware.env import make_env_manager
 from dmiddleware.launch.cli import ditask
+from dmiddleware.policy import PPOPolicy
 from dmiddleware.program import run_program
 from middleware import ExperimentSettings
+from tests.dmiddleware.runs.test_saved_policy import saved
 from tests.variants import mostly_slow
 
 NAMES = [
@@ -33,6 +36,7 @@ NAMES = [
     "cartpole_cql",
     "tictactoe_self_play",
     "doorkey_rnd",
+    "rover_student",
 ]
 LONG = (
     "cartpole_dqn_per_nstep",
@@ -51,6 +55,7 @@ OPTIONS = {
     "bc_offline": ("--max-train-iter", "20"),
     "cartpole_cql": ("--max-train-iter", "20", "--n-rows", "200"),
     "doorkey_rnd": ("--env.env-kwargs", "max_steps=30"),
+    "rover_student": ("--teacher", "teacher.safetensors"),
 }
 
 
@@ -91,6 +96,9 @@ def test_example_trains_and_its_checkpoint_can_be_played(
     if name == "pendulum_gail":
         data = request.getfixturevalue("offline_data")
         monkeypatch.setenv("MINARI_DATASETS_PATH", str(data))
+    if name == "rover_student":
+        with make_env_manager("dmiddleware.zoo.tensor_envs:Rover", env_num=1) as envs:
+            saved(PPOPolicy.for_env(envs, seed=0), Path("teacher.safetensors"))
     steps = str(STEPS[name])
     short = ("--exp-name", "short", "--max-env-step", steps, *shortly(name))
     result = call(name, "--seed", "3", *short)

@@ -12,9 +12,18 @@ from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rollout import evaluate_episodes
-from middleware import OfflineRLContext, OnlineRLContext, Role, interaction_evaluator
+from middleware import (
+    GAEEstimator,
+    OfflineRLContext,
+    OnlineRLContext,
+    OnPolicyLearner,
+    Role,
+    StepCollector,
+    interaction_evaluator,
+)
 from middleware.record.checkpoint import CkptSaver
 from middleware.record.run_folder import RunFolder
+from tests.dmiddleware.policy.grouped_envs import GROUPS, Parts
 
 
 @pytest.fixture
@@ -368,3 +377,19 @@ def test_a_resumed_run_has_the_patience_that_is_left(
     assert n_updates == 40
     assert run(3, state, 9)[1] == 40  # it had stopped
     assert run(4, state, 9)[1] == 50  # and continues with more patience
+
+
+def test_an_evaluator_s_envs_may_give_the_actor_s_parts_alone() -> None:
+    returns = []
+    with Task(seed=0) as task:
+        envs = make_env_manager(Parts, env_num=2, seed=0)
+        eval_envs = make_env_manager(lambda: Parts(names=("proprio",)), env_num=2, seed=1)
+        policy = PPOPolicy.for_env(envs, seed=0, obs_groups=GROUPS, obs_norm=True)
+        task.use(StepCollector(policy, envs, n_sample=24))
+        task.use(GAEEstimator(policy))
+        task.use(OnPolicyLearner(policy))
+        task.use(interaction_evaluator(policy, eval_envs, n_episode=2, every_train_iter=1))
+        task.use(lambda ctx: returns.append(ctx.eval_value))
+        task.run(max_step=2)
+    assert len(returns) == 2
+    assert policy.train_iter > 0

@@ -34,7 +34,7 @@ from dmiddleware.policy import (
     QMIXPolicy,
 )
 from dmiddleware.reward import GAIL, ICM, RND, IntrinsicCritic
-from dmiddleware.rollout import OpponentPool, RolloutCollector
+from dmiddleware.rollout import OpponentPool, RolloutCollector, against
 from dmiddleware.testing import assert_resume_exact
 from middleware import (
     Barrier,
@@ -42,10 +42,13 @@ from middleware import (
     CkptSaver,
     ContextExchanger,
     Curriculum,
+    DataPusher,
     EpisodeCollector,
     EpochTimer,
+    EpsGreedyHandler,
     Experiment,
     FinalCtxSaver,
+    GAEEstimator,
     IntrinsicAdvantage,
     LearningCurve,
     ModelExchanger,
@@ -62,6 +65,7 @@ from middleware import (
     SelfPlay,
     SnapshotSaver,
     StepCollector,
+    TeamCollector,
     TerminationChecker,
     TrackioLogger,
     WandbLogger,
@@ -78,6 +82,7 @@ from tests.dmiddleware.data.blocks import shrink_blocks
 from tests.dmiddleware.env.test_opponent_env import tictactoe
 from tests.dmiddleware.goal_envs import PointGoal, near
 from tests.dmiddleware.policy.every_policy import EVERY, buffer_of, collected, env_for, made
+from tests.dmiddleware.rollout.test_games import make_tictactoe
 from tests.middleware.test_saved_config import usual_chain
 from tests.variants import mostly_slow
 
@@ -209,6 +214,36 @@ def self_play(run: RunFolder) -> list[Any]:
     ]
 
 
+def teams(run: RunFolder) -> list[Any]:
+    """Return a chain of two teams that take turns, and of one against its past versions."""
+    game, other = make_tictactoe(env_num=2), make_tictactoe(seed=1, env_num=2)
+    small: Any = {"encoder_hidden_sizes": [8]}
+    x = DQNPolicy.for_env(game["x"], seed=0, batch_size=8, model=small)
+    o = PPOPolicy.for_env(game["o"], seed=0, batch_size=8, model=small)
+
+    def version() -> PPOPolicy:
+        return PPOPolicy.for_env(game["o"], seed=0, model=small)
+
+    pool = OpponentPool(version, size=2, prioritized=True)
+    buffer, more = TensorBuffer(90, seed=0), TensorBuffer(90, seed=1)
+    y = DQNPolicy.for_env(other["x"], seed=3, batch_size=8, model=small)
+    # Both are the team x of their game.
+    against_pool = StepCollector(y, against(other, "x", {"o": pool}), n_sample=16, name="y")
+    return [
+        EpsGreedyHandler(x, name="x"),
+        TeamCollector(game, {"x": x, "o": o}, n_sample=16),
+        DataPusher(buffer, name="x"),
+        OffPolicyLearner(x, buffer, update_per_collect=2, name="x"),
+        GAEEstimator(o, name="o"),
+        OnPolicyLearner(o, name="o"),
+        SelfPlay(o, pool, every_train_iter=3, name="o"),
+        EpsGreedyHandler(y, name="y"),
+        against_pool,
+        DataPusher(more, name="y"),
+        OffPolicyLearner(y, more, update_per_collect=2, name="y"),
+    ]
+
+
 def exchanged(policy: Any, envs: Any, run: RunFolder) -> list[Any]:
     """Return what exchanges data with other processes, which there are none of."""
     return [ContextExchanger(), ModelExchanger(policy), PeriodicalModelExchanger(policy, period=2)]
@@ -319,6 +354,7 @@ PROGRAMS: dict[str, Callable[[RunFolder], list[Any]]] = {
     "ICM": ppo_with(ICM),
     "offline": offline,
     "self-play": self_play,
+    "teams": teams,
     "hindsight": hindsight,
     "observers": partial(dqn_of, after=observed),
     "exchangers of one process": partial(dqn_of, after=exchanged),

@@ -17,13 +17,15 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.files.offline_dataset import OfflineDataset
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.reward import GAIL, IntrinsicCritic
-from dmiddleware.rollout import OpponentPool
+from dmiddleware.rollout import OpponentPool, make_game
 from dmiddleware.settings import plain_values
 from middleware import RunFolder
+from tests.dmiddleware.team_games import Solo
 
 NOT_SETTINGS = {
     "policy", "env_manager", "buffer", "run", "parts", "learner", "dataset", "priority_fn",
-    "console", "period", "model", "pool", "critic", "rule", "env_managers",
+    "console", "period", "model", "pool", "critic", "rule", "env_managers", "game",
+    "players",
 }  # fmt: skip
 """Arguments that are objects, or where files go; ``period`` is another name."""
 
@@ -39,6 +41,7 @@ STOCK = {
 def arguments(tmp_path: Path) -> Iterator[dict[str, Any]]:
     envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
     policy = DQNPolicy.for_env(envs, seed=0, batch_size=2)
+    game = make_game(Solo, teams={"only": "it"}, env_num=2)
     path = tmp_path / "data.safetensors"
     expert = as_tree({"obs": torch.zeros(4, 4), "action": torch.zeros(4, dtype=torch.int64)})
     save_dataset(path, {"obs": torch.zeros(4, 4), "done": torch.zeros(4, dtype=torch.bool)})
@@ -47,6 +50,8 @@ def arguments(tmp_path: Path) -> Iterator[dict[str, Any]]:
             "policy": policy,
             "env_manager": envs,
             "env_managers": [envs],
+            "game": game,
+            "players": {"only": policy},
             "rule": lambda ctx, now: None,
             "buffer": TensorBuffer(100, sampler=PrioritySampler(alpha=0.5)),
             "run": run,

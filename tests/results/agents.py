@@ -85,4 +85,17 @@ ENTRIES: Final = [
         at_least=0.85,
         minutes=3.0,
     ),
+    *(
+        Entry(
+            _SECTION,
+            f"{algorithm}, trained against the other team",
+            f"Tag, {team}",
+            "examples.red_and_blue",
+            seeds=_SEEDS[:3],
+            part=team,
+            at_least=at_least,
+            minutes=2.0,
+        )
+        for team, algorithm, at_least in (("red", "MAPPO", 0.0), ("blue", "SAC", 55.0))
+    ),
 ]

@@ -38,6 +38,7 @@ class Entry:
         figure: what the figure is, for example ``mean return`` or ``success rate``.
         printed: a regular expression whose first group finds the figure in what the command prints;
             empty: the figure is ``mean_return`` of ``result.json``.
+        part: the named part of the chain whose figure it is; empty: that of the whole chain.
         logged: a figure of the run's log, such as ``learn/policy_lag``; the page tells its mean.
         literature: a published figure, in words.
         source: where it is published.
@@ -60,6 +61,7 @@ class Entry:
     beats: Entry | None = None
     figure: str = "mean return"
     printed: str = ""
+    part: str = ""
     logged: str = ""
     literature: str = ""
     source: str = ""
@@ -78,6 +80,8 @@ class Entry:
         words = [self.program.rpartition(".")[2], *self.options]
         if self.nodes > 1:
             words.append(f"{self.nodes}_nodes")
+        if self.part:
+            words.append(self.part)
         return "_".join(re.sub(r"[-/.:]", "_", word.strip("-")) for word in words)
 
     @property

@@ -74,6 +74,8 @@ def train(entry: Entry, seed: int, *, again: bool = False, alone: bool = True) -
     took_s = time.monotonic() - started_at
     told = folder / "result.json"
     result = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {}
+    if entry.part:
+        result = {"train_s": result["train_s"], **result["parts"][entry.part]}
     figure = result.get("mean_return")
     if entry.printed:
         found = re.search(entry.printed, output)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from dmiddleware.classic.config import Configurable, Option, at_least, fraction, one_of
+from dmiddleware.rollout.ratings import elo_change
 
 __all__ = ["BattlePayoff", "elo_change"]
 
 RESULTS: Final = ("wins", "draws", "losses")
 _MIRRORED: Final = {"wins": "losses", "draws": "draws", "losses": "wins"}
-_SCORE: Final = {"wins": 1.0, "draws": 0.5, "losses": 0.0}
 
 
 class BattlePayoff(Configurable):
@@ -81,22 +80,3 @@ class BattlePayoff(Configurable):
             home: {away: dict(record) for away, record in row.items()}
             for home, row in state.items()
         }
-
-
-def elo_change(home: float, away: float, results: Sequence[str], *, k: float = 16.0) -> float:
-    """Return how much the first player's rating changes after some games.
-
-    Source: Elo, "The Rating of Chessplayers, Past and Present", 1978.
-
-    Args:
-        home: the first player's rating.
-        away: the opponent's rating, which changes by the opposite amount.
-        results: the first player's ``"wins"``, ``"draws"`` and ``"losses"``, one for each game.
-        k: the most that one game changes.
-    """
-    before = home
-    for result in results:
-        expected = 1.0 / (1.0 + math.pow(10.0, (away - home) / 400.0))
-        change = k * (_SCORE[result] - expected)
-        home, away = home + change, away - change
-    return home - before

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import Registry, import_modules
+from dmiddleware.rollout.ratings import pfsp, uniform
 from dmiddleware.worker.player_league.ratings import LeagueMetricEnv, PlayerRating
 from dmiddleware.worker.player_league.shared_payoff import BattleSharedPayoff
 
@@ -32,34 +32,6 @@ __all__ = [
 ]
 
 PLAYER_REGISTRY: Final = Registry[Any]("player")
-
-
-def pfsp(win_rates: NDArray[np.float64], weighting: str) -> NDArray[np.float64]:
-    """Return the chance of each opponent by prioritized fictitious self-play.
-
-    Args:
-        win_rates: ``[N]``, against each opponent.
-        weighting: ``squared``, ``(1 - rate)²``, or ``variance``, ``rate · (1 - rate)``.
-
-    Raises:
-        ConfigError: for another weighting, or without an opponent.
-    """
-    weights = {"squared": (1 - win_rates) ** 2, "variance": win_rates * (1 - win_rates)}
-    if weighting not in weights or not len(win_rates):
-        raise ConfigError(
-            "pfsp needs win rates and the weighting squared or variance, got "
-            f"{len(win_rates)} win rates and {weighting!r}"
-        )
-    total = weights[weighting].sum()
-    if total < 1e-8 or win_rates.sum() < 1e-8:
-        return uniform(win_rates)
-    chances: NDArray[np.float64] = weights[weighting] / total
-    return chances
-
-
-def uniform(win_rates: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the same chance for each opponent."""
-    return np.full_like(win_rates, 1.0 / len(win_rates))
 
 
 class Player:

@@ -9,11 +9,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from dmiddleware import Task
+from dmiddleware.data import as_tree
 from dmiddleware.env import SimulatorEnv, VectorEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError, EnvProtocolError
 from dmiddleware.policy import PPOPolicy
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.zoo.tensor_envs import CartPole, Pendulum
+from middleware import GAEEstimator, OnPolicyLearner, StepCollector
 
 WORLDS = 6
 
@@ -83,6 +86,24 @@ def test_its_worlds_are_collected_where_they_are(kind):
     # The last observation of an episode is not known: the one before it is taken.
     assert torch.equal(batch["next_obs"][batch["done"]], batch["obs"][batch["done"]])
     assert simulator.closed
+
+
+def test_its_groups_are_those_of_the_actor_and_the_critic():
+    groups = {"actor": ["policy"], "critic": ["policy", "critic"]}
+    simulator = IsaacLike(Pendulum)
+    ends = []
+    with Task(seed=0) as task, VectorEnvManager(lambda: SimulatorEnv(simulator), WORLDS) as envs:
+        policy = PPOPolicy.for_env(envs, seed=0, obs_groups=groups, obs_norm=True)
+        task.use(StepCollector(policy, envs, n_sample=20 * WORLDS))
+        task.use(GAEEstimator(policy))
+        task.use(OnPolicyLearner(policy))
+        task.use(lambda ctx: ends.append(ctx.trajectory_end_idx))
+        task.run(max_step=2)
+    assert all(len(rows) == 2 * WORLDS for rows in ends)
+    assert set(policy.spaces[0]) == {"policy", "critic"}
+    seen = torch.randn(WORLDS, 2)
+    action = policy.eval_mode.forward(as_tree({"policy": seen}))["action"]
+    assert action.shape == (WORLDS, 1)
 
 
 def test_groups_are_chosen_and_functions_make_simulators():

@@ -18,6 +18,7 @@ from dmiddleware.errors import ConfigError, PolicyError
 from dmiddleware.policy import (
     A2CPolicy,
     C51Policy,
+    Component,
     CrossQPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
@@ -33,6 +34,7 @@ from dmiddleware.policy import (
     SACPolicy,
     TD3Policy,
     TQCPolicy,
+    torch_optimizer,
 )
 from dmiddleware.policy.captured import WARM_UP, CapturedFunction
 from dmiddleware.schedule import Schedule
@@ -244,8 +246,16 @@ def test_a_call_that_is_captured_waits_for_nothing_and_copies_nothing(
 
 
 def test_an_optimizer_that_reads_back_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"AdamW of actor_critic.* compile=True"):
-        made(A2CPolicy, compile="graphs", optimizer="adamw")
+    with pytest.raises(ConfigError, match=r"SGD of q.* compile=True"):
+        made(DescendingDQN, compile="graphs")
+    made(A2CPolicy, compile="graphs", optimizer="adamw")
+
+
+class DescendingDQN(DQNPolicy):
+    """DQN with one of torch's own optimizers."""
+
+    def make_components(self) -> dict[str, Component[Any]]:
+        return {"q": Component(self.model, torch_optimizer(torch.optim.SGD, 0.1), acts=True)}
 
 
 @pytest.mark.parametrize("value", ["graph", "Graphs", 1, None])

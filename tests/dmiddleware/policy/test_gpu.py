@@ -3,10 +3,13 @@
 import pytest
 import torch
 
+from dmiddleware import Task
+from dmiddleware.env import make_env_manager
 from dmiddleware.errors import NonFiniteLoss
 from dmiddleware.policy import BCPolicy, DQNPolicy, IQNPolicy, PPOPolicy, RainbowPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.tree import leaves, to_device
+from middleware import GAEEstimator, OnPolicyLearner, StepCollector
 from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
 
 pytestmark = [
@@ -96,3 +99,22 @@ def test_a_recurrent_policy_acts_with_a_state_that_the_collector_holds_on_the_cp
             assert len(evaluate_episodes(policy, envs, 2).get_episode_return()) == 2
     assert all(leaf.device.type == "cpu" for _, leaf in leaves(batches[1]))
     assert_close(*batches)
+
+
+def test_groups_of_observations_are_collected_and_learned_on_a_device():
+    groups = {"actor": ["proprio", "scan"], "critic": ["proprio", "beacon"]}
+    rows = []
+    with Task(seed=0) as task:
+        envs = make_env_manager(
+            "dmiddleware.zoo.tensor_envs:Rover", env_num=16, seed=0, env_kwargs={"device": "cuda"}
+        )
+        policy = PPOPolicy.for_env(envs, seed=0, cuda=True, obs_groups=groups, obs_norm=True)
+        task.use(StepCollector(policy, envs, n_sample=16 * 64))
+        task.use(GAEEstimator(policy))
+        task.use(OnPolicyLearner(policy))
+        task.use(lambda ctx: rows.append((ctx.trajectories, ctx.trajectory_end_idx)))
+        task.run(max_step=2)
+    for trajectories, ends in rows:
+        assert set(trajectories["obs"].keys()) == {"proprio", "scan", "beacon"}
+        assert trajectories["obs"]["scan"].is_cuda
+        assert torch.equal(trajectories["done"].flatten().nonzero()[:, 0].cpu(), ends)

@@ -26,6 +26,7 @@ from dmiddleware.rollout import ActingPolicy
 from dmiddleware.runs import export_policy, write_model_card
 from tests.dmiddleware.env.optional import skip_without
 from tests.dmiddleware.policy.every_policy import EVERY, env_for, made
+from tests.dmiddleware.policy.grouped_envs import GROUPS, Parts
 from tests.dmiddleware.runs.test_saved_policy import changed, saved
 from tests.variants import mostly_slow
 
@@ -169,6 +170,17 @@ def test_nested_spaces_have_dotted_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cls", [PPOPolicy, SACPolicy, RecurrentPPOPolicy])
+def test_a_file_takes_what_the_actor_sees_alone(cls: Any, tmp_path: Path) -> None:
+    policy = cls.for_env(Parts(), seed=0, obs_groups=GROUPS, obs_norm=True)
+    exported = export_policy(saved(policy, tmp_path / "p.safetensors"), tmp_path / "p.onnx")
+    assert [port.name for port in exported.inputs if "obs" in port.name] == ["obs.proprio"]
+    card = write_model_card(exported, None).read_text()
+    assert "obs.proprio" in card
+    assert "obs.mass" not in card
+    assert "- mass" in card  # among the settings
+
+
 def test_a_mask_forbids_actions(tmp_path: Path) -> None:
     policy = made(DQNPolicy)
     path = saved(policy, tmp_path / "p.safetensors")

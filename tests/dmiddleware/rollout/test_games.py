@@ -1,0 +1,427 @@
+"""Games of teams: what each team collects, and who plays against it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pettingzoo
+import pytest
+import torch
+
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import ConfigError, EnvStateError, EnvTimeout, SpaceError
+from dmiddleware.policy import (
+    DQNPolicy,
+    IPPOPolicy,
+    MAPPOPolicy,
+    PPOPolicy,
+    QMIXPolicy,
+    R2D2Policy,
+    RecurrentPPOPolicy,
+    SACPolicy,
+)
+from dmiddleware.rollout import (
+    ActingPolicy,
+    Frozen,
+    Game,
+    OpponentPool,
+    RolloutCollector,
+    TeamRollout,
+    against,
+    evaluate_episodes,
+    make_game,
+)
+from dmiddleware.tree import leaves
+from tests.dmiddleware.env.test_parallel_env import Relay
+from tests.dmiddleware.team_games import Auction, Duel, Solo
+
+TEAMS = {"red": "red_*", "blue": "blue_*"}
+SMALL = {"encoder_hidden_sizes": [8]}
+
+
+def make_duel(seed=0, env_num=2, **options):
+    return make_game(Duel, teams=TEAMS, env_num=env_num, seed=seed, env_kwargs=options)
+
+
+def make_tictactoe(seed=0, env_num=3):
+    return make_game(
+        lambda: pettingzoo.make("aec", "classic/tictactoe-v3"),
+        teams={"x": "player_1", "o": "player_2"},
+        flatten=True,
+        env_num=env_num,
+        seed=seed,
+    )
+
+
+def same(rows, others):
+    names = [name for name, _ in leaves(rows)]
+    assert names == [name for name, _ in leaves(others)]
+    return all(
+        torch.equal(column, other)
+        for (name, column), (_, other) in zip(leaves(rows), leaves(others), strict=True)
+        if name != "episode_id"
+    )
+
+
+def test_a_game_of_one_agent_is_collected_as_its_env_is():
+    game = make_game(Solo, teams={"only": "it"}, env_num=3, seed=5)
+    rollout = TeamRollout(game, {"only": PPOPolicy.for_env(game["only"], seed=1, model=SMALL)})
+    envs = make_env_manager("CartPole-v1", env_num=3, seed=5)
+    worker = RolloutCollector(PPOPolicy.for_env(envs, seed=1, model=SMALL), envs)
+    with envs, game:
+        for _ in range(3):
+            rows = rollout.collect(100)["only"]
+            assert same(rows, worker.collect(100))
+            assert rollout.workers["only"].episode_returns == worker.episode_returns
+            assert rollout.workers["only"].env_step == worker.env_step
+
+
+@pytest.mark.parametrize("last", ["terminated", "truncated"])
+def test_a_game_of_one_team_is_collected_as_its_parallel_env_is(last):
+    # Agents come and go in it.
+    kwargs = {"masks": "infos", "ends": ("terminated", last)}
+    game = make_game(Relay, teams={"only": "*"}, env_num=2, seed=5, env_kwargs=kwargs)
+    rollout = TeamRollout(game, {"only": MAPPOPolicy.for_env(game["only"], seed=1)})
+    envs = make_env_manager(Relay, env_num=2, seed=5, env_kwargs=kwargs)
+    worker = RolloutCollector(MAPPOPolicy.for_env(envs, seed=1), envs)
+    with envs, game:
+        for _ in range(3):
+            assert same(rollout.collect(10)["only"], worker.collect(10))
+            assert rollout.workers["only"].episode_returns == worker.episode_returns
+
+
+@pytest.mark.parametrize(
+    ("red", "blue"), [(DQNPolicy, SACPolicy), (IPPOPolicy, PPOPolicy), (QMIXPolicy, SACPolicy)]
+)
+def test_teams_of_different_spaces_and_algorithms_act_in_lockstep(red, blue):
+    game = make_duel()
+    policies = {"red": red.for_env(game["red"], seed=0), "blue": blue.for_env(game["blue"], seed=0)}
+    rollout = TeamRollout(game, policies)
+    with game:
+        rows = rollout.collect(6, train_iter={"blue": 7})
+    n_red = (3, 2, 2) if red.several_agents else (3, 4)
+    assert rows["red"]["action"].shape == n_red
+    assert rows["blue"]["action"].shape == (3, 2, 2)
+    assert rows["blue"]["reward"].tolist() == [[21.0, 21.0]] * 3
+    assert rows["blue"]["collect_iter"].unique().tolist() == [7]
+    assert rollout.workers["red"].env_step == rows["red"]["done"].numel()
+
+
+def test_an_agent_that_leaves_ends_its_lane_and_has_no_rows_while_it_is_away():
+    game = make_duel(leaves=2, env_num=1)
+    rollout = TeamRollout(game, {"red": DQNPolicy.for_env(game["red"], seed=0), "blue": "random"})
+    with game:
+        rows = rollout.collect(14)["red"]  # two games of 5 + 2 rows
+    assert rows["done"].shape == (14,)
+    assert rows["terminated"].nonzero().flatten().tolist() == [4, 9, 11, 13]
+    assert rows["reward"].tolist() == [1.0] * 10 + [11.0] * 4
+    assert rollout.workers["red"].episode_returns == [22.0, 5.0, 22.0, 5.0]
+    assert rollout.workers["red"].episode_lengths == [2, 5, 2, 5]
+    # Each row is followed by the next one of its lane.
+    goes_on = ~rows["done"][:-1]
+    assert torch.equal(rows["next_obs"][:-1][goes_on], rows["obs"][1:][goes_on])
+
+
+def test_rows_of_a_turn_based_game_have_the_action_that_was_taken_and_all_rewards():
+    game = make_tictactoe()
+    policies = {
+        "x": PPOPolicy.for_env(game["x"], seed=0), "o": DQNPolicy.for_env(game["o"], seed=1)
+    }  # fmt: skip
+    rollout = TeamRollout(game, policies)
+    returns = {"x": [], "o": []}
+    with game:
+        collected = []
+        for _ in range(3):
+            collected.append(rollout.collect(40, policy_kwargs={"o": {"eps": 0.5}}))
+            for team, worker in rollout.workers.items():
+                returns[team] += worker.episode_returns
+    for team in ("x", "o"):
+        rows = [batch[team] for batch in collected]
+        earned = {}
+        for batch in rows:
+            assert batch["action_mask"].gather(-1, batch["action"].unsqueeze(-1)).all()
+            for episode, reward in zip(
+                batch["episode_id"].flatten().tolist(), batch["reward"].flatten().tolist(),
+                strict=True,
+            ):  # fmt: skip
+                earned[episode] = earned.get(episode, 0.0) + reward
+            # A cell that was chosen is the player's own on the next board.
+            board = batch["next_obs"].reshape(-1, 9, 2)
+            mine = board[torch.arange(len(board)), batch["action"].flatten()]
+            assert (mine.sum(-1) == 1).all()
+            before = batch["obs"].reshape(-1, 9, 2)
+            assert (before[torch.arange(len(board)), batch["action"].flatten()] == 0).all()
+            if batch["done"].dim() == 1:
+                follows = batch["episode_id"][1:] == batch["episode_id"][:-1]
+                assert torch.equal(batch["obs"][1:][follows], batch["next_obs"][:-1][follows])
+        ends = sum(int(batch["done"].sum()) for batch in rows)
+        assert ends == len(returns[team]) > 5
+        assert sum(earned.values()) == sum(returns[team])
+    assert sum(returns["x"]) == -sum(returns["o"])
+    x = torch.cat([batch["x"]["log_prob"].flatten() for batch in collected])
+    logit = torch.cat([batch["x"]["logit"].reshape(-1, 9) for batch in collected])
+    mask = torch.cat([batch["x"]["action_mask"].reshape(-1, 9) for batch in collected])
+    action = torch.cat([batch["x"]["action"].flatten() for batch in collected])
+    allowed = logit.masked_fill(~mask, -torch.inf).log_softmax(-1)
+    torch.testing.assert_close(x, allowed.gather(-1, action[:, None])[:, 0])
+
+
+def test_a_policy_with_a_memory_takes_one_step_of_it_with_each_turn():
+    game = make_game(Auction, teams={"a": "a", "rest": "[bc]"}, env_num=2, seed=0)
+    policy = R2D2Policy.for_env(game["a"], seed=0)
+    rollout = TeamRollout(game, {"a": policy, "rest": lambda obs, mask: 0})
+    with game:
+        rows = rollout.collect(8)["a"]
+    # Two turns in each game: the first without a memory.
+    state = torch.cat([leaf.flatten(1) for _, leaf in leaves(rows["state"])], dim=1)
+    assert rows["done"].tolist() == [False, True] * 4
+    assert (state[0::2] == 0).all() and (state[1::2] != 0).any(-1).all()
+    inputs = {name: rows[name][0::2] for name in policy.act_inputs if name in rows}
+    output = policy.collect_mode.forward(
+        rows["obs"][0::2], env_id=np.arange(4), state=rows["state"][0::2], **inputs, eps=0.0
+    )
+    after = torch.cat([leaf.flatten(1) for _, leaf in leaves(output["state"])], dim=1)
+    torch.testing.assert_close(after, state[1::2])
+    assert rows["reward"].tolist() == [111.0, 101.0] * 4
+
+
+@pytest.mark.parametrize("opponent", ["policy", "random", "pool", "frozen"])
+def test_a_rollout_that_is_restored_goes_on_exactly(opponent):
+    def build():
+        game = make_tictactoe()
+        policy = PPOPolicy.for_env(game["x"], seed=0, model=SMALL)
+        other = DQNPolicy.for_env(game["o"], seed=1, model=SMALL)
+        pool = OpponentPool(lambda: DQNPolicy.for_env(game["o"], seed=2, model=SMALL), size=2)
+        for seed in (3, 4):
+            pool.add(DQNPolicy.for_env(game["o"], seed=seed, model=SMALL))
+        others = {"policy": other, "random": "random", "pool": pool, "frozen": Frozen(other)}
+        players = {"x": policy, "o": others[opponent]}
+        return game, players, TeamRollout(game, players), pool
+
+    kwargs = {"policy_kwargs": {"o": {"eps": 0.3}}} if opponent == "policy" else {}
+    game, players, rollout, pool = build()
+    rollout.collect(20, **kwargs)
+    state = rollout.state_dict(), pool.state_dict()
+    learning = {team: players[team].learn_mode for team in rollout.modes}
+    weights = {team: mode.state_dict() for team, mode in learning.items()}
+    expected = [rollout.collect(20, **kwargs) for _ in range(2)]
+    returns, ratings = rollout.workers["x"].episode_returns, pool.ratings
+    game.close()
+    game, players, rollout, pool = build()
+    for team in rollout.modes:
+        players[team].learn_mode.load_state_dict(weights[team])
+    pool.load_state_dict(state[1])
+    rollout.load_state_dict(state[0])
+    again = [rollout.collect(20, **kwargs) for _ in range(2)]
+    assert (rollout.workers["x"].episode_returns, pool.ratings) == (returns, ratings)
+    game.close()
+    for batch, other in zip(expected, again, strict=True):
+        assert batch.keys() == other.keys()
+        assert all(same(batch[team], other[team]) for team in batch)
+
+
+def test_returns_and_results_have_what_was_earned_before_a_snapshot():
+    def build():
+        game = make_duel(env_num=1)
+        red = DQNPolicy.for_env(game["red"], seed=0)
+        return game, TeamRollout(game, {"red": red, "blue": "random"})
+
+    game, rollout = build()
+    rollout.collect(6)  # three of five steps
+    state = rollout.state_dict()
+    game.close()
+    game, rollout = build()
+    rollout.load_state_dict(state)
+    with game:
+        rollout.collect(4)
+        assert game.results == {0: {"red": 30.0, "blue": 105.0}}
+    assert rollout.workers["red"].episode_returns == [5.0, 55.0]
+
+
+def test_functions_see_observations_and_masks_and_evaluators_play_against_them():
+    seen = []
+
+    def first_free(obs, mask):
+        seen.append((obs.shape, mask.shape))
+        return int(np.flatnonzero(mask)[0])
+
+    game = make_tictactoe()
+    policy = DQNPolicy.for_env(game["x"], seed=0)
+    envs = against(game, "x", {"o": first_free})
+    with envs:
+        monitor = evaluate_episodes(policy, envs, 9)
+        assert len(monitor.get_episode_return()) == 9
+        assert set(monitor.get_episode_return()) <= {-1.0, 0.0, 1.0}
+    assert set(seen) == {((18,), (9,))}
+
+
+def test_teams_with_a_policy_for_several_agents_are_evaluated_jointly():
+    game = make_duel()
+    policy = MAPPOPolicy.for_env(game["red"], seed=0)
+    with against(game, "red", {"blue": "random"}).joint as envs:
+        assert evaluate_episodes(policy, envs, 4).get_episode_return() == [30.0] * 4
+
+
+def test_a_collector_of_one_team_plays_against_a_policy_that_does_not_learn():
+    game = make_duel()
+    blue = PPOPolicy.for_env(game["blue"], seed=0)
+    envs = against(game, "red", {"blue": Frozen(blue)})
+    worker = RolloutCollector(DQNPolicy.for_env(game["red"], seed=0), envs)
+    with envs:
+        rows = worker.collect(12)
+    assert rows["obs"].shape == (3, 4, 3)
+    assert rows["done"].sum() == 0
+
+
+def test_a_loaded_policy_plays_and_does_not_learn():
+    rows = []
+    for wrap in (Frozen, ActingPolicy):
+        game = make_duel()
+        red = wrap(DQNPolicy.for_env(game["red"], seed=0))
+        blue = SACPolicy.for_env(game["blue"], seed=1)
+        rollout = TeamRollout(game, {"red": red, "blue": blue})
+        with game:
+            rows.append(rollout.collect(12))
+        assert rows[-1].keys() == {"blue"}
+    assert same(rows[0]["blue"], rows[1]["blue"])
+
+
+def test_games_are_counted_for_and_against_past_versions_and_hard_ones_are_drawn_more_often():
+    game = make_tictactoe(env_num=8)
+    policy = DQNPolicy.for_env(game["x"], seed=0, model=SMALL)
+    pool = OpponentPool(
+        lambda: DQNPolicy.for_env(game["o"], model=SMALL),
+        size=2, prioritized=True, policy_kwargs={"eps": 1.0},
+    )  # fmt: skip
+    pool.add(policy)
+    rollout = TeamRollout(game, {"x": policy, "o": pool})
+    with game:
+        rollout.collect(400, policy_kwargs={"x": {"eps": 1.0}})
+    rate, elo = pool.ratings[0]
+    # Who moves first wins more often, at random 58% against 29%.
+    assert rate > 0.5
+    assert pool.elo > 1200 > elo
+    assert pool.elo + elo == pytest.approx(2400)
+    pool.add(policy)
+    assert pool.ratings[1] == (0.5, pool.elo)
+    for _ in range(20):
+        pool.record(0, "wins")
+        pool.record(1, "losses")
+    rng = np.random.default_rng(0)
+    assert [pool.draw(rng) for _ in range(40)].count(1) > 30
+
+
+def test_what_does_not_fit_the_teams_is_an_error_before_the_first_step():
+    game = make_duel()
+    red = DQNPolicy.for_env(game["red"], seed=0)
+    with pytest.raises(ConfigError, match="nobody acts for the team 'blue'"):
+        TeamRollout(game, {"red": red})
+    with pytest.raises(ConfigError, match=r"no team 'bleu'.*'blue'"):
+        TeamRollout(game, {"red": red, "bleu": "random"})
+    with pytest.raises(SpaceError, match="team 'blue' does not fit"):
+        TeamRollout(game, {"red": red, "blue": red})
+    with pytest.raises(SpaceError, match="team 'blue' does not fit"):
+        TeamRollout(game, {"red": red, "blue": Frozen(red)})
+    with pytest.raises(ConfigError, match="no team learns"):
+        TeamRollout(game, {"red": "random", "blue": "random"})
+    with pytest.raises(ConfigError, match="cannot be played by 'clever'"):
+        TeamRollout(game, {"red": red, "blue": "clever"})
+    with pytest.raises(ConfigError, match="takes a Game"):
+        TeamRollout(make_env_manager("CartPole-v1", env_num=1), {"red": red})
+    with pytest.raises(ConfigError, match="env manager of GameEnvs"):
+        Game(make_env_manager("CartPole-v1", env_num=1))
+    assert game.closed
+
+
+def test_algorithms_that_cannot_learn_from_turns_are_refused():
+    game = make_tictactoe()
+    recurrent = RecurrentPPOPolicy.for_env(game["x"], seed=0)
+    with pytest.raises(ConfigError, match="team 'x', RecurrentPPOPolicy, learns from lanes"):
+        TeamRollout(game, {"x": recurrent, "o": "random"}).start()
+    game.close()
+    game = make_tictactoe()
+    with pytest.raises(ConfigError, match="team 'x' take turns"):
+        TeamRollout(game, {"x": IPPOPolicy.for_env(game["x"], seed=0), "o": "random"}).start()
+
+
+def test_a_team_that_never_acts_is_reported():
+    class Late(Duel):
+        def reset(self, seed=None, options=None):
+            obs, infos = super().reset(seed=seed)
+            self.agents = ["red_0", "red_1"]
+            return {agent: obs[agent] for agent in self.agents}, infos
+
+    game = make_game(Late, teams=TEAMS, env_num=1, seed=0)
+    rollout = TeamRollout(game, {"red": "random", "blue": SACPolicy.for_env(game["blue"], seed=0)})
+    with game, pytest.raises(EnvTimeout, match="team 'blue'"):
+        rollout.collect(1)
+
+
+def test_a_game_that_fails_starts_anew_and_its_rows_are_dropped():
+    game = make_duel(fails_at=4)
+    rollout = TeamRollout(game, {"red": DQNPolicy.for_env(game["red"], seed=0), "blue": "random"})
+    with game:
+        rows = rollout.collect(12)["red"]
+        assert not rows["done"].any()
+        assert len(rows["episode_id"].unique()) == 4
+        assert rollout.workers["red"].dropped_steps == 0
+        with pytest.raises(Exception, match="broken"):
+            rollout.collect(60)
+        assert game.closed
+
+
+def test_returns_do_not_have_what_was_earned_before_a_failure():
+    broken = []
+
+    class Once(Duel):
+        def step(self, actions):
+            if self.t == 2 and not broken:
+                broken.append(True)
+                raise RuntimeError("broken")
+            return super().step(actions)
+
+    game = make_game(Once, teams=TEAMS, env_num=1, seed=0)
+    rollout = TeamRollout(game, {"red": DQNPolicy.for_env(game["red"], seed=0), "blue": "random"})
+    with game:
+        rows = rollout.collect(11)["red"]
+        assert rollout.workers["red"].episode_returns == [5.0, 55.0]
+        assert rollout.workers["red"].dropped_steps == 4
+    assert rows["terminated"].sum() == 2
+
+
+def test_envs_of_a_team_are_stepped_and_reset_together():
+    game = make_duel()
+    envs = game["red"]
+    with game:
+        with pytest.raises(EnvStateError, match="nobody acts for the team 'blue'"):
+            envs.step(envs.sample_actions())
+        with pytest.raises(EnvStateError, match="reset together"):
+            envs.reset([0])
+        joint = against(game, "red", {"blue": "random"}).joint
+        joint.step(joint.sample_actions())
+        with pytest.raises(EnvStateError, match="stepped without these envs"):
+            envs.step(envs.sample_actions())
+        envs.reset()
+        assert envs.step(envs.sample_actions()).is_full
+
+
+def test_a_card_game_is_played_by_two_algorithms():
+    pytest.importorskip("rlcard")
+    game = make_game(
+        lambda: pettingzoo.make("aec", "classic/leduc_holdem-v4"),
+        teams={"first": "player_0", "second": "player_1"},
+        env_num=2,
+        seed=0,
+    )
+    policies = {
+        "first": DQNPolicy.for_env(game["first"], seed=0),
+        "second": PPOPolicy.for_env(game["second"], seed=0),
+    }
+    rollout = TeamRollout(game, policies)
+    with game:
+        rows = rollout.collect(40, policy_kwargs={"first": {"eps": 1.0}})
+        assert all(batch["obs"].shape[1:] == (36,) for batch in rows.values())
+        allowed = rows["first"]["action_mask"].gather(-1, rows["first"]["action"][:, None])
+        assert allowed.all()
+        # A player that has folded at once has ended a game in which the other never acted.
+        n_first, n_second = (len(rollout.workers[t].episode_returns) for t in ("first", "second"))
+        assert n_first > 5 and n_second > 5
