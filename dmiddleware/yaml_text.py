@@ -22,6 +22,7 @@ _FLOAT: Final = re.compile(
     r"|\.?(?:nan|NaN|NAN))$"
 )
 _NULL: Final = re.compile(r"(?:~|null|Null|NULL|None|)$")
+_RARE_BREAK: Final = re.compile("[\x85\u2028\u2029]")
 _REPLACED: Final = {f"{_TAG}{name}" for name in ("int", "float", "null", "timestamp")}
 _RESOLVERS: Final = (
     (f"{_TAG}int", _INT, "-+0123456789"),
@@ -75,7 +76,13 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """Quotes the texts that this module, or YAML 1.1, would read as something else."""
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Return a text; rare breaks of lines are escaped, which YAML would read as a space."""
+        style = '"' if _RARE_BREAK.search(data) else None
+        return self.represent_scalar(f"{_TAG}str", data, style=style)
 
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 _Loader.add_constructor(f"{_TAG}int", _Loader.construct_int)
 _Loader.add_constructor(f"{_TAG}float", _Loader.construct_float)
 for _tag, _pattern, _letters in _RESOLVERS:

@@ -118,24 +118,27 @@ class RecurrentTDPolicy(TDPolicy):
 
     def n_learned_rows(self, batch: Columns) -> int:
         """Return over how many rows the loss is a mean."""
-        return int(batch["mask"][self.burn_in :].sum())
+        mask: Tensor = batch["mask"]
+        return int(mask[self.burn_in :].sum())
 
     def draw(self, batch: Columns) -> dict[str, Any]:
         """Return the random numbers of an update, for its rows; see :meth:`Policy.draw`."""
-        return super().draw({**batch, "action": self._rows(batch["action"])})
+        columns: dict[str, Any] = {**batch, "action": self._rows(batch["action"])}
+        return super().draw(columns)
 
     def update(self, batch: Columns, **drawn: Any) -> dict[str, Any]:
         """Make one update; see :meth:`Policy.update`."""
-        start, mask = self.burn_in, batch["mask"][self.burn_in :]
-        before = {"state": batch["state"], "is_first": batch["is_first"]}
-        is_first = with_successors(before["is_first"], torch.zeros_like(before["is_first"]))
-        after = {**before, "is_first": is_first}
+        start = self.burn_in
+        mask: Tensor = batch["mask"][start:]
+        is_first: Tensor = batch["is_first"]
+        before: dict[str, Tensor] = {"state": batch["state"], "is_first": is_first}
+        after = {**before, "is_first": with_successors(is_first, torch.zeros_like(is_first))}
         for name, source in (("prev_action", "action"), ("prev_reward", "reward")):
             if name in self.act_inputs:
                 before[name] = batch[name]
                 after[name] = with_successors(batch[name], batch[source])
         both = with_successors(batch["obs"], batch["next_obs"])
-        mean_1 = mask * (mask.numel() / mask.sum())
+        mean_1: Tensor = mask * (mask.numel() / mask.sum())
         rows = {
             **{name: self._rows(batch[name]) for name in ("action", "reward", "terminated")},
             "obs": self._history(batch["obs"], before, start),
@@ -144,40 +147,43 @@ class RecurrentTDPolicy(TDPolicy):
             "weight": (mean_1 * batch["weight"] if "weight" in batch else mean_1).flatten(),
         }
         output: dict[str, Any] = super().update(rows, **drawn)
-        td_error = output.pop("priority").view_as(mask)
+        td_error: Tensor = output.pop("priority").view_as(mask)
         if "weight" in batch or self.cfg.priority:
             output["priority"] = sequence_priority(td_error, mask, eta=self.cfg.priority_eta)
         return output
 
     def row_mean(self, column: Tensor, batch: Columns) -> Tensor:
         """Return the mean of a column ``[…, N]`` over the rows that are not padding."""
-        return (column * batch["mask"]).mean()
+        mask: Tensor = batch["mask"]
+        return (column * mask).mean()
 
     def actor_outputs(self, actor: nn.Module, obs: Any) -> dict[str, Tensor]:
         """Return what an actor says of the rows of a history, ``[N, …]``."""
         assert isinstance(actor, RecurrentNetwork)
-        output = obs.run(actor, obs.state)
+        history: History = obs
+        output = history.run(actor, history.state)
         return {name: output[name].flatten(0, 1) for name in ("mu", "sigma") if name in output}
 
     def critics(self, critic: nn.Module, obs: Any, action: Tensor) -> Tensor:
         """Return ``[n_critics, N]``, the values of actions ``[N, A]`` in the rows of a history."""
         assert isinstance(critic, RecurrentNetwork)
-        n_sequences = obs.state.shape[0]
-        state = obs.state.new_zeros(n_sequences, critic.core.state_size)
+        history: History = obs
+        n_sequences = history.state.shape[0]
+        state = history.state.new_zeros(n_sequences, critic.core.state_size)
         of_sequences = action.view(-1, n_sequences, action.shape[-1])
-        q: Tensor = obs.run(critic, state, action=of_sequences)["q"]
+        q = history.run(critic, state, action=of_sequences)["q"]
         return q.flatten(-2)
 
-    def _history(self, obs: Nested, seen: Mapping[str, Any], start: int) -> Any:
+    def _history(self, obs: Nested, seen: Mapping[str, Tensor], start: int) -> Any:
         """Return a :class:`History` of columns ``[T, B, …]`` and the actor's ``state``."""
         inputs = {name: seen[name] for name in self.act_inputs}
         if "prev_action" in inputs:
             inputs["prev_action"] = self.codec.to_raw(inputs["prev_action"])
         return History(obs, inputs, seen["state"], start)
 
-    def _rows(self, column: Nested) -> Any:
+    def _rows(self, column: Tensor) -> Tensor:
         """Return the rows ``[N, …]`` of all sequences ``[T, B, …]`` after their burn-in."""
-        return map_leaves(lambda leaf: leaf[self.burn_in :].flatten(0, 1), column)
+        return column[self.burn_in :].flatten(0, 1)
 
 
 class RecurrentSACSettings(RecurrentTDSettings, SACSettings):
@@ -213,7 +219,7 @@ class RecurrentSACPolicy(RecurrentTDPolicy, SACPolicy):
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Draw actions from what the actor says; see :meth:`Policy.act_collect`."""
-        output = self.memory.run(obs, kwargs, kwargs["state"])
+        output: dict[str, Tensor] = self.memory.run(obs, kwargs, kwargs["state"])
         acted = self.acted(output, obs, None, self.generator)
         return {**acted, "state": output["state"]}
 
@@ -227,7 +233,7 @@ class RecurrentSACPolicy(RecurrentTDPolicy, SACPolicy):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Take the most likely actions, or draw them; see :meth:`Policy.act_eval`."""
-        output = self.memory.run(obs, kwargs, kwargs["state"])
+        output: dict[str, Tensor] = self.memory.run(obs, kwargs, kwargs["state"])
         generator = None if deterministic else self.eval_generator
         acted = self.acted(output, obs, None, generator)
         return {**acted, "state": output["state"]}
@@ -255,7 +261,7 @@ class RecurrentTD3Policy(RecurrentTDPolicy, DDPGPolicy):
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Act with noise; see :meth:`Policy.act_collect`."""
-        output = self.memory.run(obs, kwargs, kwargs["state"])
+        output: dict[str, Tensor] = self.memory.run(obs, kwargs, kwargs["state"])
         state = output.pop("state")
         raw, noise = self.raw_and_noise(output, obs)
         return {"action": self.codec.to_env(raw + noise), "state": state}
@@ -264,6 +270,6 @@ class RecurrentTD3Policy(RecurrentTDPolicy, DDPGPolicy):
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Act without noise; see :meth:`Policy.act_eval`."""
-        output = self.memory.run(obs, kwargs, kwargs["state"])
+        output: dict[str, Tensor] = self.memory.run(obs, kwargs, kwargs["state"])
         acted = self.acted(output, obs, None, None)
         return {**acted, "state": output["state"]}

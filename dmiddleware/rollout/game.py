@@ -87,9 +87,11 @@ def make_game(settings: GameSettings) -> Game:
     env is a PettingZoo env, or one like it, see :class:`~dmiddleware.env.GameEnv`.
 
     Example:
-        >>> from pettingzoo.classic import rps_v2
+        >>> import pettingzoo
         >>> teams = {"home": ["player_0"], "away": ["player_1"]}
-        >>> make_game(rps_v2.env, teams=teams, env_num=4)["home"].action_space
+        >>> def make():
+        ...     return pettingzoo.make("aec", "classic/rps-v2")
+        >>> make_game(make, teams=teams, env_num=4)["home"].action_space
         Discrete(3)
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dmiddleware.yaml_text import read_yaml, yaml_text
@@ -68,6 +68,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
+@example({"\x85": "\u2028 \u2029"})
 def test_what_is_written_is_read_again_also_by_other_readers(value: Any) -> None:
     for text in (yaml_text(value), yaml_text(value, default_flow_style=True)):
         assert repr(read_yaml(text)) == repr(value)

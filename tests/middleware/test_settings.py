@@ -32,7 +32,8 @@ NOT_SETTINGS = {
 STOCK = {
     name
     for name in middleware.__all__
-    if issubclass(getattr(middleware, name), middleware.BaseMiddleware)
+    if inspect.isclass(kind := getattr(middleware, name))
+    and issubclass(kind, middleware.BaseMiddleware)
 } - {"BaseMiddleware", "GAEEstimator", "gae_estimator", "OnPolicyLearner"}
 """All that have arguments which this policy and these envs fit."""
 

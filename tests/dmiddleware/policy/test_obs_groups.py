@@ -28,6 +28,7 @@ from dmiddleware.policy import (
     SACPolicy,
 )
 from dmiddleware.policy.policy_description import DESCRIPTION, describe_policy, policy_from
+from dmiddleware.policy.recurrent_actor_q import RecurrentTDPolicy
 from dmiddleware.reward import RND
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.rollout.acting_policy import ActingPolicy
@@ -75,12 +76,13 @@ def observations(n: int, seed: int = 0, names: Any = ("clock", "mass", "proprio"
 def inputs_of(policy: Any, n: int) -> dict[str, Any]:
     """Return what a recurrent policy sees in a first step."""
     state = policy.initial_state(n)
-    if not isinstance(policy, RecurrentPPOPolicy):
+    if not isinstance(policy, RecurrentPPOPolicy | RecurrentTDPolicy):
         return {} if state is None else {"state": state}
+    is_discrete = isinstance(policy, RecurrentPPOPolicy)
     return {
         "state": state,
         "is_first": torch.ones(n, dtype=torch.bool),
-        "prev_action": torch.zeros(n, dtype=torch.int64),
+        "prev_action": torch.zeros(n, dtype=torch.int64) if is_discrete else torch.zeros(n, 2),
         "prev_reward": torch.zeros(n),
     }
 
@@ -89,6 +91,12 @@ def values_of(policy: Any, obs: Batch) -> torch.Tensor:
     """Return what the critic says of observations, with gradient."""
     if isinstance(policy, RecurrentPPOPolicy):
         return policy.acting_output(obs, **inputs_of(policy, 4))["value"]
+    if isinstance(policy, RecurrentTDPolicy):
+        seen = {name: column.unsqueeze(0) for name, column in inputs_of(policy, 4).items()}
+        critic, sequence = policy.critic.module, as_tree({k: v[None] for k, v in obs.items()})
+        state = torch.zeros(4, critic.core.state_size)
+        del seen["state"]
+        return critic(sequence, state, action=torch.zeros(1, 4, 2), **seen)["q"]
     if policy.on_policy or hasattr(policy, "critic_output"):
         return policy.critic_output(obs)
     if isinstance(policy, DiscreteSACPolicy):
@@ -125,6 +133,9 @@ class TestEveryAlgorithmWithAnActorAndACritic:
         assert (from_mass != 0).any()
         if isinstance(policy, RecurrentPPOPolicy):
             output = policy.acting_output(as_tree(obs), **inputs_of(policy, 4))
+        elif isinstance(policy, RecurrentTDPolicy):
+            inputs = inputs_of(policy, 4)
+            output = policy.memory.run(as_tree(obs), inputs, inputs["state"])
         else:
             output = policy.actor_output(as_tree(obs))
         seen = sum(column.sum() for name, column in output.items() if name != "value")
