@@ -183,14 +183,11 @@ class MixedReplay(TakesSettings[MixedReplaySettings]):
     ) -> None:
         """Give both buffers what the policy knows; see :meth:`ReplayBuffer.bind`."""
         self._start_columns = frozenset(start_columns)
-        self.own.bind(
-            n_step=n_step, discount=discount, burn_in=burn_in, start_columns=start_columns
-        )
-        shown = self.demonstrations
-        if shown is not None:
-            shown.bind(
-                n_step=n_step, discount=discount, burn_in=burn_in, start_columns=start_columns
-            )
+        for buffer in (self.own, self.demonstrations):
+            if buffer is not None:
+                buffer.bind(
+                    n_step=n_step, discount=discount, burn_in=burn_in, start_columns=start_columns
+                )
 
     @property
     def _n_counted(self) -> int:

@@ -72,7 +72,7 @@ class FusedAdam(UncompiledOptimizer, torch.optim.Adam):
 
     # None if a step takes more than one call of the kernel. Not copied or pickled.
     _lists: _Lists | None = None
-    # Whether the weight decay of the group is no term of the gradient.
+    # Whether the weight decay of the group is applied apart from the gradient.
     _is_decoupled = False
 
     def __init__(

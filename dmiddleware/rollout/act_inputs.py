@@ -208,7 +208,7 @@ class ActInputs:
 class TeamInputs(ActInputs):
     """The inputs of a policy that acts for a team: only those act whose turn it is.
 
-    What it has returned for an env stands until the env has its row, which in a turn-based game is
+    The policy's output for an env stands until the env has its row, which in a turn-based game is
     some steps later: the row has the action that was taken, and what belongs to it.
 
     Args:

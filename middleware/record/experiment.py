@@ -406,7 +406,7 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
                 for part in reversed(self._parts.values()):
                     closing.callback(part.close)
             train_s = self._train_s
-            # What is left if the final evaluation fails, or the process is killed meanwhile.
+            # This file stays if the final evaluation fails, or the process is killed meanwhile.
             self._save_result(self._make_result(task, train_s, {}), task)
             returns = {part: self._judge(part, task) for part in self._policies}
             self._save_result(self._make_result(task, train_s, returns), task)

@@ -18,10 +18,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Self
 
-from dmiddleware import Task
 from dmiddleware.env import JaxEnv, make_env_manager
-from dmiddleware.policy import PPOPolicy
-from middleware import GAEEstimator, OnPolicyLearner, StepCollector
 from tests.benchmarks.report import Row, interleaved
 from tests.benchmarks.rivals_on_device import (
     DISCOUNT,
@@ -34,6 +31,7 @@ from tests.benchmarks.rivals_on_device import (
     MINIBATCHES,
     STEPS,
     VALUE_WEIGHT,
+    Ours,
 )
 
 LANES = 256
@@ -53,7 +51,13 @@ def rows() -> list[Row]:
 
 
 def _row(how: str, brax: Brax, *, compiled: bool) -> Row:
-    with Ours(compiled=compiled) as ours:
+    envs = make_env_manager(
+        JaxEnv,
+        env_num=LANES,
+        env_kwargs={"env": _ant, "episode_length": EPISODE_LENGTH},
+        seed=0,
+    )
+    with Ours(envs, compiled=compiled) as ours:
         pair = interleaved(ours.run, brax.run, repeats=REPEATS, warmup=WARMUP)
     return Row.of_rate(
         f"{NAME}, {how}",
@@ -76,46 +80,6 @@ def _on_one_core() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, cores)
-
-
-class Ours:
-    """The chain; each ``run`` continues where the last one ended."""
-
-    def __init__(self, *, compiled: bool) -> None:
-        envs = make_env_manager(
-            JaxEnv,
-            env_num=LANES,
-            env_kwargs={"env": _ant, "episode_length": EPISODE_LENGTH},
-            seed=0,
-        )
-        policy = PPOPolicy.for_env(
-            envs,
-            seed=0,
-            compile=compiled,
-            batch_size=LANES * STEPS // MINIBATCHES,
-            epoch_per_collect=EPOCHS,
-            learning_rate=LEARNING_RATE,
-            discount=DISCOUNT,
-            gae_lambda=GAE_LAMBDA,
-            entropy_weight=ENTROPY_WEIGHT,
-            value_weight=VALUE_WEIGHT,
-            value_clip=None,
-            grad_clip_norm=GRAD_CLIP,
-            model={"encoder_hidden_sizes": HIDDEN_SIZES},
-        )
-        self._task = Task(seed=0)
-        self._task.use(StepCollector(policy, envs, n_sample=LANES * STEPS))
-        self._task.use(GAEEstimator(policy)).use(OnPolicyLearner(policy))
-
-    def run(self) -> None:
-        """Collect, and learn from it."""
-        self._task.run(max_step=1)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._task.close()
 
 
 class Brax:

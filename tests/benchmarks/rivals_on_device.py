@@ -18,7 +18,7 @@ from gymnasium import spaces
 from torch import nn
 
 from dmiddleware import Task
-from dmiddleware.env import make_env_manager
+from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.policy import PPOPolicy
 from dmiddleware.zoo.tensor_envs import CartPole
 from middleware import GAEEstimator, OnPolicyLearner, StepCollector
@@ -47,15 +47,25 @@ class PushCartPole(CartPole):
 
 
 class Ours:
-    """The chain; each ``run`` continues where the last one ended."""
+    """The chain; each ``run`` continues where the last one ended.
 
-    def __init__(self, *, compiled: bool = False, learns: bool = True) -> None:
-        envs = make_env_manager(PushCartPole, env_num=LANES, mode="vector", seed=0)
+    Args:
+        envs: where it acts; None: the worlds of the cart.
+        compiled: whether to compile updates.
+        learns: whether it learns from what it collects.
+    """
+
+    def __init__(
+        self, envs: BaseEnvManager | None = None, *, compiled: bool = False, learns: bool = True
+    ) -> None:
+        if envs is None:
+            envs = make_env_manager(PushCartPole, env_num=LANES, mode="vector", seed=0)
+        n_sample = envs.env_num * STEPS
         policy = PPOPolicy.for_env(
             envs,
             seed=0,
             compile=compiled,
-            batch_size=LANES * STEPS // MINIBATCHES,
+            batch_size=n_sample // MINIBATCHES,
             epoch_per_collect=EPOCHS,
             learning_rate=LEARNING_RATE,
             discount=DISCOUNT,
@@ -67,7 +77,7 @@ class Ours:
             model={"encoder_hidden_sizes": HIDDEN_SIZES},
         )
         self._task = Task(seed=0)
-        self._task.use(StepCollector(policy, envs, n_sample=LANES * STEPS))
+        self._task.use(StepCollector(policy, envs, n_sample=n_sample))
         if learns:
             self._task.use(GAEEstimator(policy)).use(OnPolicyLearner(policy))
 

@@ -333,7 +333,7 @@ def returns_of(monkeypatch: pytest.MonkeyPatch, *values: float) -> None:
 @pytest.mark.parametrize(
     ("values", "n_evaluations"),
     [
-        ((1, 1, 1, 9), 3),  # an equal return is no new best
+        ((1, 1, 1, 9), 3),  # an equal return does not count as better
         ((3, 2, 4, 3, 4, 9), 5),
         ((1, 2, 3, 4, 5, 6), 6),
         ((3, float("nan"), 2, 9), 3),

@@ -208,7 +208,7 @@ def test_a_schedule_by_progress_follows_the_limit_that_is_nearest(limited: str |
     limit = TerminationChecker(max_env_step=320, name=limited)
     ctx = train(part, ppo("blue"), max_step=5, extra=[limit])
     eps = ctx.part("red").logged["collect/eps"]
-    # What was collected when the last step began: 32 and 3 * 16 steps, and 4 * 32 of the other.
+    # The steps collected when the last step began: 32 and 3 * 16 steps, and 4 * 32 of the other.
     assert eps == pytest.approx(1 - (80 if limited else 80 + 128) / 320)
 
 

@@ -1,4 +1,4 @@
-"""Named parts of a chain in several processes: who learns them, and what goes where."""
+"""Named parts of a chain in several processes: their learners, and their messages."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_a_map_that_does_not_divide_the_agents_is_an_error(teams, word):
 def test_names_and_patterns_divide_the_agents():
     teams = {"blue": "blue_?", "red": ["red_1", "red_*"]}
     assert agents_of_teams(teams, AGENTS) == {"blue": ("blue_0",), "red": ("red_0", "red_1")}
-    # A name is no pattern where an agent has it, and agents may be numbers.
+    # A name that an agent has is not read as a pattern, and agents may be numbers.
     assert agents_of_teams({"a": ["x[1]"], "b": ["x1"]}, ["x[1]", "x1"])["a"] == ("x[1]",)
     assert agents_of_teams({"a": ["1"], "b": [2]}, [1, 2]) == {"a": (1,), "b": (2,)}
 

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from dmiddleware.env import AgentSpaces, team_spaces
+from tests.dmiddleware.policy.every_policy import Toy
 
 BOX = gym.spaces.Box(-2.0, 2.0, (2,), np.float32)
 GROUPS: dict[str, Any] = {"actor": ["proprio"], "critic": ["proprio", "mass"]}
@@ -18,7 +19,7 @@ def part(n: int) -> gym.spaces.Box:
     return gym.spaces.Box(-5.0, 5.0, (n,), np.float32)
 
 
-class Parts(gym.Env[Any, Any]):
+class Parts(Toy):
     """Random observations with the parts ``clock``, ``mass`` and ``proprio``, for six steps.
 
     Args:
@@ -40,11 +41,6 @@ class Parts(gym.Env[Any, Any]):
         self.observation_space = gym.spaces.Dict(chosen)
         self.action_space = action_space
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._step = 0
-        return self._obs(), {}
-
     def step(self, action: Any) -> Any:
         self._step += 1
         obs = self._obs()
@@ -60,7 +56,7 @@ class Parts(gym.Env[Any, Any]):
         return drawn
 
 
-class PartsTeam(gym.Env[Any, Any]):
+class PartsTeam(Toy):
     """Two agents whose observations have the parts ``mass`` and ``proprio``, and a state."""
 
     def __init__(self, has_state: bool = True) -> None:
@@ -71,11 +67,6 @@ class PartsTeam(gym.Env[Any, Any]):
             state=part(4) if has_state else None,
         )
         self.observation_space, self.action_space = team_spaces(spaces)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._step = 0
-        return self._obs(), {}
 
     def step(self, action: Any) -> Any:
         self._step += 1

@@ -218,7 +218,7 @@ def test_the_stored_state_matters_to_the_actor(cls: Any) -> None:
 
 
 def test_recurrent_sac_acts_on_what_it_has_seen() -> None:
-    """Evaluating goes on from the state; acting on the same observation depends on it."""
+    """Evaluating continues from the state; acting on the same observation depends on it."""
     with make_env_manager(Walk, env_num=3, seed=0) as envs:
         policy = RecurrentSACPolicy.for_env(envs, seed=0, model=MODEL)
         rows = RolloutCollector(policy, envs).collect(30)

@@ -1,4 +1,4 @@
-"""Games of teams: what each team collects, and who plays against it."""
+"""Games of teams: the rows of each team, and its opponents."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_games_are_counted_for_and_against_past_versions_and_hard_ones_are_drawn
     with game:
         rollout.collect(400, policy_kwargs={"x": {"eps": 1.0}})
     rate, elo = pool.ratings[0]
-    # Who moves first wins more often, at random 58% against 29%.
+    # The player that moves first wins more often, at random 58% against 29%.
     assert rate > 0.5
     assert pool.elo > 1200 > elo
     assert pool.elo + elo == pytest.approx(2400)
