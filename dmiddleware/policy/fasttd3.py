@@ -35,6 +35,8 @@ class FastTD3Settings(D4PGSettings):
     obs_norm = True
     noise: Literal["gaussian"] = "gaussian"
     """Noise on collected actions: independent in each step."""
+    noise_theta: Literal[1] = 1
+    """All of the noise is lost in a step."""
     noise_sigma = 0.4
     noise_sigma_min: NonNegative = 0.001
     """Smallest standard deviation of the noise. Each env has its own, drawn in each episode from

@@ -244,6 +244,8 @@ class RecurrentTD3Settings(RecurrentTDSettings, TD3Settings):
 
     noise: Literal["gaussian"] = "gaussian"
     """Noise on collected actions, independent from step to step."""
+    noise_theta: Literal[1] = 1
+    """All of the noise is lost in a step."""
 
 
 @POLICY_REGISTRY.register("td3_recurrent")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +18,7 @@ from dmiddleware.classic.policy_config import from_nested, nested
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import POLICY_REGISTRY, PolicySettings
 from dmiddleware.schedule import Schedule
-from dmiddleware.settings import describe, plain_values
+from dmiddleware.settings import describe, hints_of, plain_values
 from tests.dmiddleware.policy.every_policy import EVERY
 from tests.type_checker import type_check
 
@@ -48,6 +53,45 @@ def test_every_stock_algorithm_names_a_class_of_its_own_file() -> None:
         found = cls.settings_class()
         assert found is not PolicySettings
         assert found.__module__ == cls.__module__, cls
+
+
+READ_BY_CHAINS = {"batch_size", "discount", "norm_clip", "eps"}
+"""Settings that learners, buffers, statistics and handlers read."""
+
+
+def names_in(code: CodeType) -> set[str]:
+    """Return the attributes and globals that a function, with those inside it, reads."""
+    inner = [names_in(part) for part in code.co_consts if isinstance(part, CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def codes_of(cls: type) -> Iterator[CodeType]:
+    """Return the functions of a class, without inherited ones that nothing calls any more."""
+    for name in dir(cls):
+        for definition in (vars(base)[name] for base in cls.__mro__ if name in vars(base)):
+            if isinstance(definition, functools.cached_property):
+                definition = definition.func
+            function = getattr(definition, "fget", getattr(definition, "__func__", definition))
+            function = inspect.unwrap(function)
+            if not inspect.isfunction(function):
+                break
+            yield function.__code__
+            if not {"super", name} <= names_in(function.__code__):
+                break
+    for module in {base.__module__ for base in cls.__mro__ if is_stock(base)}:
+        for function in filter(inspect.isfunction, vars(sys.modules[module]).values()):
+            yield function.__code__
+
+
+def test_a_setting_that_an_algorithm_does_not_read_has_one_value() -> None:
+    reads = {cls: set[str]().union(*map(names_in, codes_of(cls))) for cls in stock()}
+    by_some = set().union(*reads.values()) - READ_BY_CHAINS
+    for cls, names in reads.items():
+        hints = hints_of(cls.settings_class())
+        unread = [info.name for info in describe(cls.settings_class()) if info.name not in names]
+        for name in by_some.intersection(unread):
+            assert get_origin(hints[name]) is Literal, f"{cls.__name__} ignores {name}"
+            assert len(get_args(hints[name])) == 1, f"{cls.__name__} ignores {name}"
 
 
 @pytest.mark.parametrize("cls", SETTINGS)
