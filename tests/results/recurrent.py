@@ -46,6 +46,16 @@ ENTRIES = [
     ),
     Entry(
         SECTION,
+        "recurrent TD3",
+        PENDULUM,
+        "td3_recurrent",
+        (f"{_ENVS}:{PENDULUM}",),
+        seeds=FIVE_SEEDS,
+        at_least=-250.0,
+        minutes=5.0,
+    ),
+    Entry(
+        SECTION,
         "SAC (no memory)",
         PENDULUM,
         "sac",
