@@ -34,6 +34,7 @@ NAMES = [
     "cartpole_sqil",
     "cartpole_dqfd",
     "cartpole_cql",
+    "mountain_car_rlpd",
     "tictactoe_self_play",
     "doorkey_rnd",
     "rover_student",
@@ -46,6 +47,7 @@ LONG = (
     "cartpole_sqil",
     "cartpole_dqfd",
     "cartpole_cql",
+    "mountain_car_rlpd",
 )
 SHORT = [at for at, name in enumerate(NAMES) if name not in LONG]
 # Enough for each to collect, learn and evaluate.

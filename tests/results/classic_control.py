@@ -7,9 +7,26 @@ from tests.results.entry import Entry
 CARTPOLE = "CartPole-v1"
 SECTION = "Classic control"
 SEEDS = (0, 1, 2)
+FIVE_SEEDS = (0, 1, 2, 3, 4)
+
+
+def _mountain_car(algorithm: str, minutes: float, *options: str, **bars: float) -> Entry:
+    return Entry(
+        SECTION,
+        algorithm,
+        "MountainCarContinuous-v0",
+        "examples.mountain_car_rlpd",
+        options,
+        seeds=FIVE_SEEDS,
+        literature="90, the bar at which it counts as solved",
+        source="Gymnasium's registry",
+        minutes=minutes,
+        **bars,
+    )
+
 
 ENTRIES = [
-    Entry(SECTION, "DQN", CARTPOLE, "examples.cartpole_dqn", seeds=(0, 1, 2, 3, 4), at_least=475),
+    Entry(SECTION, "DQN", CARTPOLE, "examples.cartpole_dqn", seeds=FIVE_SEEDS, at_least=475),
     Entry(
         SECTION,
         "DQN, prioritized, 5 steps, dueling",
@@ -61,6 +78,8 @@ ENTRIES = [
         at_least=475,
         minutes=2,
     ),
+    _mountain_car("RLPD, from 5 episodes of a rule", 1, at_least=90),
+    _mountain_car("SAC", 2, "--share", "0"),
     Entry(
         SECTION,
         "discrete CQL, from 20,000 steps with ε = 0.5",
