@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dmiddleware.errors import PolicyError, StructureError
-from dmiddleware.model import RecurrentNetwork
+from dmiddleware.model import Recurrent
 from dmiddleware.policy.action_codec import ActionCodec
 from dmiddleware.tree import Batch, Columns, Nested, map_leaves
 
@@ -23,7 +23,7 @@ class Memory:
     whether the previous action and reward are collected too.
 
     Args:
-        network: a :class:`~dmiddleware.model.RecurrentNetwork`.
+        network: a :class:`~dmiddleware.model.Recurrent` network.
         codec: maps previous actions to what the network sees.
         user: the policy's name, for the message.
 
@@ -35,7 +35,7 @@ class Memory:
     """
 
     def __init__(self, network: nn.Module, codec: ActionCodec, *, user: str) -> None:
-        if not isinstance(network, RecurrentNetwork):
+        if not isinstance(network, Recurrent):
             raise PolicyError(
                 f"{user} needs a recurrent model, but {type(network).__name__} is not "
                 "a RecurrentNetwork; leave model out, or derive yours from RecurrentNetwork"
@@ -54,7 +54,7 @@ class Memory:
         seen: Columns | Mapping[str, Any],
         state: torch.Tensor,
         *,
-        network: RecurrentNetwork | None = None,
+        network: Recurrent | None = None,
         within_episode: bool = False,
         acts_only: bool = False,
     ) -> dict[str, torch.Tensor]:
