@@ -118,7 +118,7 @@ class RecurrentCore(nn.Module):
             x, state = x.flatten(1, -2), state.flatten(0, -2)
             is_first = None if is_first is None else is_first.flatten(1)
             features, state = self(x, state, is_first)
-            return features.unflatten(1, lead), state.unflatten(0, lead)
+            return features.reshape(len(x), *lead, -1), state.reshape(*lead, -1)
         outputs = []
         for start, end in pairwise(_piece_bounds(len(x), is_first)):
             if is_first is not None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from dmiddleware.model.action_mask import masked_logit
 from dmiddleware.model.model_registry import MODEL_REGISTRY
-from dmiddleware.model.recurrent import RecurrentActorCritic, RecurrentNetwork, RecurrentQNetwork
+from dmiddleware.model.recurrent import RecurrentActorCritic, RecurrentQNetwork
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape
 from dmiddleware.model.team import AgentInput, QMIXNetwork, TeamNetwork
 from dmiddleware.tree import Nested
@@ -33,17 +33,18 @@ class _Agents:
     """What networks have whose agents have a memory each.
 
     Attributes:
-        agent: the network of one agent.
+        agent: the network of one agent, a :class:`RecurrentNetwork`.
         n_agent: number of agents, ``A``.
     """
 
-    agent: RecurrentNetwork
+    agent: Any
     n_agent: int
 
     @property
     def act_inputs(self) -> tuple[str, ...]:
         """The keyword arguments of the forward that come from the step before."""
-        return self.agent.act_inputs
+        names: tuple[str, ...] = self.agent.act_inputs
+        return names
 
     def initial_state(self, n: int) -> torch.Tensor:
         """Return the state at the start of ``n`` episodes: zeros ``[n, A, S]``, on the CPU."""

@@ -37,7 +37,14 @@ from dmiddleware.policy.fqf import FQFPolicy, FQFSettings
 from dmiddleware.policy.impala import IMPALAPolicy, IMPALASettings
 from dmiddleware.policy.iql import IQLPolicy, IQLSettings
 from dmiddleware.policy.iqn import IQNPolicy, IQNSettings
-from dmiddleware.policy.mappo import IPPOPolicy, MAPPOPolicy, MAPPOSettings
+from dmiddleware.policy.mappo import (
+    IPPOPolicy,
+    MAPPOPolicy,
+    MAPPOSettings,
+    RecurrentIPPOPolicy,
+    RecurrentMAPPOPolicy,
+    RecurrentMAPPOSettings,
+)
 from dmiddleware.policy.mdqn import MDQNPolicy, MDQNSettings
 from dmiddleware.policy.modes import (
     AnyMode,
@@ -223,4 +230,7 @@ __all__ = [
     "IPPOPolicy",
     "MAPPOPolicy",
     "MAPPOSettings",
+    "RecurrentIPPOPolicy",
+    "RecurrentMAPPOPolicy",
+    "RecurrentMAPPOSettings",
 ]

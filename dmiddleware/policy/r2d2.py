@@ -97,7 +97,9 @@ class R2D2Policy(QLearningPolicy):
     def setup(self) -> None:
         """Build the memory."""
         super().setup()
-        self.memory = Memory(self.model, self.codec, user=type(self).__name__)
+        self.memory = Memory(
+            self.model, self.codec, act_inputs=self.act_inputs, user=type(self).__name__
+        )
         self.act_inputs = self.memory.act_inputs
 
     def initial_state(self, n: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -25,24 +25,33 @@ class Memory:
     Args:
         network: a :class:`~dmiddleware.model.Recurrent` network.
         codec: maps previous actions to what the network sees.
+        act_inputs: what a policy of this class can see when it acts.
         user: the policy's name, for the message.
 
     Attributes:
-        act_inputs: what a policy with this network sees when it acts.
+        act_inputs: what the policy sees with this network.
 
     Raises:
-        PolicyError: if the network is not recurrent.
+        PolicyError: if the network is not recurrent, or asks for what the policy cannot see.
     """
 
-    def __init__(self, network: nn.Module, codec: ActionCodec, *, user: str) -> None:
+    def __init__(
+        self, network: nn.Module, codec: ActionCodec, *, act_inputs: Collection[str], user: str
+    ) -> None:
         if not isinstance(network, Recurrent):
             raise PolicyError(
                 f"{user} needs a recurrent model, but {type(network).__name__} is not "
                 "a RecurrentNetwork; leave model out, or derive yours from RecurrentNetwork"
             )
+        if unseen := [name for name in network.act_inputs if name not in act_inputs]:
+            raise PolicyError(
+                f"{user} does not see {', '.join(unseen)} when it acts, but "
+                f"{type(network).__name__} asks for it; build the network with {unseen[0]}=False"
+            )
         self._network = network
         self._codec = codec
-        self.act_inputs: tuple[str, ...] = (*network.act_inputs, "action_mask")
+        seen = {*network.act_inputs, "action_mask"}
+        self.act_inputs: tuple[str, ...] = tuple(name for name in act_inputs if name in seen)
 
     def initial_state(self, n: int) -> torch.Tensor:
         """Return the state at the start of ``n`` episodes, ``[n, S]``: zeros."""
