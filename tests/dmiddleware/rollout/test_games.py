@@ -11,11 +11,14 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, EnvStateError, EnvTimeout, SpaceError
 from dmiddleware.policy import (
     DQNPolicy,
+    IMPALAPolicy,
     IPPOPolicy,
     MAPPOPolicy,
     PPOPolicy,
     QMIXPolicy,
     R2D2Policy,
+    RecurrentIPPOPolicy,
+    RecurrentMAPPOPolicy,
     RecurrentPPOPolicy,
     SACPolicy,
 )
@@ -75,14 +78,22 @@ def test_a_game_of_one_agent_is_collected_as_its_env_is():
             assert rollout.workers["only"].env_step == worker.env_step
 
 
-@pytest.mark.parametrize("last", ["terminated", "truncated"])
-def test_a_game_of_one_team_is_collected_as_its_parallel_env_is(last):
+@pytest.mark.parametrize(
+    ("cls", "last"),
+    [
+        (MAPPOPolicy, "terminated"),
+        (MAPPOPolicy, "truncated"),
+        (RecurrentMAPPOPolicy, "terminated"),
+        (RecurrentIPPOPolicy, "truncated"),
+    ],
+)
+def test_a_game_of_one_team_is_collected_as_its_parallel_env_is(cls, last):
     # Agents come and go in it.
     kwargs = {"masks": "infos", "ends": ("terminated", last)}
     game = make_game(Relay, teams={"only": "*"}, env_num=2, seed=5, env_kwargs=kwargs)
-    rollout = TeamRollout(game, {"only": MAPPOPolicy.for_env(game["only"], seed=1)})
+    rollout = TeamRollout(game, {"only": cls.for_env(game["only"], seed=1)})
     envs = make_env_manager(Relay, env_num=2, seed=5, env_kwargs=kwargs)
-    worker = RolloutCollector(MAPPOPolicy.for_env(envs, seed=1), envs)
+    worker = RolloutCollector(cls.for_env(envs, seed=1), envs)
     with envs, game:
         for _ in range(3):
             assert same(rollout.collect(10)["only"], worker.collect(10))
@@ -184,17 +195,73 @@ def test_a_policy_with_a_memory_takes_one_step_of_it_with_each_turn():
     assert rows["reward"].tolist() == [111.0, 101.0] * 4
 
 
-@pytest.mark.parametrize("opponent", ["policy", "random", "pool", "frozen"])
+def rows_of_lanes(policy, rows):
+    """Return lanes run again from the state before their first row, as learning runs them."""
+    with torch.no_grad():
+        return policy.learning_output(dict(rows.items()))
+
+
+@pytest.mark.parametrize("cls", [RecurrentPPOPolicy, RecurrentMAPPOPolicy])
+def test_teams_with_memories_learn_from_lanes_although_agents_leave(cls):
+    """One of two red agents leaves after the second of five steps, so its lanes are shorter."""
+    game = make_duel(leaves=2)
+    red = cls.for_env(game["red"], seed=0)
+    rollout = TeamRollout(game, {"red": red, "blue": RecurrentPPOPolicy.for_env(game["blue"])})
+    with game:
+        for _ in range(3):
+            rows = rollout.collect(12)
+            lanes = rows["red"]
+            assert lanes["done"].shape[1] == (2 if red.several_agents else 4)
+            assert len(lanes["done"]) >= 12 // lanes["done"].shape[1]
+            assert (lanes["state"][lanes["is_first"]] == 0).all()
+            # The state of each row is the one after the row before, unless an episode starts.
+            logit = rows_of_lanes(red, lanes)["logit"]
+            torch.testing.assert_close(logit, lanes["logit"], rtol=1e-4, atol=1e-5)
+    worker = rollout.workers["red"]
+    assert worker.env_step - worker.waiting_steps > 0
+
+
+@pytest.mark.parametrize("cls", [RecurrentPPOPolicy, IMPALAPolicy])
+def test_lanes_of_agents_that_take_turns_are_filled(cls):
+    game = make_tictactoe()
+    x = cls.for_env(game["x"], seed=0)
+    rollout = TeamRollout(game, {"x": x, "o": "random"})
+    collected = []
+    with game:
+        for _ in range(4):
+            collected.append(rollout.collect(30)["x"])
+            assert collected[-1]["done"].shape == (len(collected[-1]["done"]), 3)
+    ids = [rows["episode_id"] for rows in collected]
+    for lane in range(3):
+        columns = {
+            name: torch.cat([rows[name][:, lane] for rows in collected])
+            for name in ("episode_id", "done", "obs", "next_obs")
+        }
+        # Nothing is lost between rows, nor between calls.
+        goes_on = ~columns["done"][:-1]
+        assert torch.equal(columns["episode_id"][:-1][goes_on], columns["episode_id"][1:][goes_on])
+        assert torch.equal(columns["next_obs"][:-1][goes_on], columns["obs"][1:][goes_on])
+    worker = rollout.workers["x"]
+    assert sum(map(torch.numel, ids)) + worker.waiting_steps == worker.env_step
+    if cls is RecurrentPPOPolicy:
+        for rows in collected:
+            logit = rows_of_lanes(x, rows)["logit"]
+            torch.testing.assert_close(logit, rows["logit"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("opponent", ["policy", "random", "pool", "frozen", "memory"])
 def test_a_rollout_that_is_restored_goes_on_exactly(opponent):
     def build():
         game = make_tictactoe()
-        policy = PPOPolicy.for_env(game["x"], seed=0, model=SMALL)
-        other = DQNPolicy.for_env(game["o"], seed=1, model=SMALL)
+        has_memory = opponent == "memory"
+        learner, player = (RecurrentPPOPolicy, R2D2Policy) if has_memory else (PPOPolicy, DQNPolicy)
+        policy = learner.for_env(game["x"], seed=0, model=SMALL)
+        other = player.for_env(game["o"], seed=1, model=SMALL)
         pool = OpponentPool(lambda: DQNPolicy.for_env(game["o"], seed=2, model=SMALL), size=2)
         for seed in (3, 4):
             pool.add(DQNPolicy.for_env(game["o"], seed=seed, model=SMALL))
-        others = {"policy": other, "random": "random", "pool": pool, "frozen": Frozen(other)}
-        players = {"x": policy, "o": others[opponent]}
+        others = {"policy": other, "random": "random", "pool": pool}
+        players = {"x": policy, "o": others.get(opponent, Frozen(other))}
         return game, players, TeamRollout(game, players), pool
 
     kwargs = {"policy_kwargs": {"o": {"eps": 0.3}}} if opponent == "policy" else {}
@@ -332,15 +399,45 @@ def test_what_does_not_fit_the_teams_is_an_error_before_the_first_step():
     assert game.closed
 
 
-def test_algorithms_that_cannot_learn_from_turns_are_refused():
-    game = make_tictactoe()
-    recurrent = RecurrentPPOPolicy.for_env(game["x"], seed=0)
-    with pytest.raises(ConfigError, match="team 'x', RecurrentPPOPolicy, learns from lanes"):
-        TeamRollout(game, {"x": recurrent, "o": "random"}).start()
-    game.close()
+def test_algorithms_of_several_agents_are_refused_where_agents_take_turns():
     game = make_tictactoe()
     with pytest.raises(ConfigError, match="team 'x' take turns"):
         TeamRollout(game, {"x": IPPOPolicy.for_env(game["x"], seed=0), "o": "random"}).start()
+
+
+def test_a_frozen_team_with_memories_plays_as_where_it_is_called_step_by_step():
+    games = []
+
+    class Noted(Duel):
+        def reset(self, seed=None, options=None):
+            obs, infos = super().reset(seed=seed)
+            games.append([])
+            self.last = obs
+            return obs, infos
+
+        def step(self, actions):
+            games[-1].append((self.last, actions))
+            result = super().step(actions)
+            self.last = result[0]
+            return result
+
+    game = make_game(Noted, teams=TEAMS, env_num=1, seed=0)
+    red = RecurrentMAPPOPolicy.for_env(game["red"], seed=0)
+    blue = SACPolicy.for_env(game["blue"], seed=0)
+    rollout = TeamRollout(game, {"red": Frozen(red), "blue": blue})
+    with game:
+        rollout.collect(12)
+    act, played = ActingPolicy(red), [moves for moves in games if moves]
+    assert [len(moves) for moves in played] == [5, 5, 2]
+    names = ("red_0", "red_1")
+    for moves in played:
+        for obs, actions in moves:
+            seen = {
+                "agents": np.stack([obs[name] for name in names]),
+                "agent_mask": np.ones(2, np.int8),
+            }
+            assert act(seen).tolist() == [actions[name] for name in names]
+        act.reset()
 
 
 def test_a_team_that_never_acts_is_reported():
