@@ -64,16 +64,23 @@ class RecurrentQMIXNetwork(_Agents, QMIXNetwork):
         n_agent: number of agents, ``A``.
         mixing_size: width of the mixing network's hidden layer.
         **options: the options of :class:`RecurrentQNetwork`, which gives the values of one agent's
-            actions; ``prev_reward`` is False.
+            actions; by default, a GRU of width 64, not dueling. ``prev_reward`` is False.
     """
 
     options_of: ClassVar[type[nn.Module]] = RecurrentQNetwork
     """The part that takes further options."""
 
     def __init__(
-        self, obs_shape: Mapping[str, ObsShape], action_shape: int, *, n_agent: int, **options: Any
+        self,
+        obs_shape: Mapping[str, ObsShape],
+        action_shape: int,
+        *,
+        n_agent: int,
+        mixing_size: int = 32,
+        **options: Any,
     ) -> None:
-        options = {"core": "gru", "prev_reward": False, **options}
+        of_agent = {"core": "gru", "hidden_size": 64, "dueling": False, "prev_reward": False}
+        options = {**of_agent, "mixing_size": mixing_size, **options}
         super().__init__(obs_shape, action_shape, n_agent=n_agent, **options)
 
     def forward(  # type: ignore[override]  # it has a state

@@ -82,6 +82,7 @@ from dmiddleware.policy.recurrent_actor_q import (
     RecurrentTD3Settings,
 )
 from dmiddleware.policy.recurrent_ppo import RecurrentPPOPolicy, RecurrentPPOSettings
+from dmiddleware.policy.recurrent_qmix import RecurrentQMIXPolicy, RecurrentQMIXSettings
 from dmiddleware.policy.sac import SACPolicy, SACSettings
 from dmiddleware.policy.sql import SQLPolicy, SQLSettings
 from dmiddleware.policy.td import TDPolicy, TDSettings
@@ -225,6 +226,8 @@ __all__ = [
     "VDNSettings",
     "QMIXPolicy",
     "QMIXSettings",
+    "RecurrentQMIXPolicy",
+    "RecurrentQMIXSettings",
     "WQMIXPolicy",
     "WQMIXSettings",
     "IPPOPolicy",

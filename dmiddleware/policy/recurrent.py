@@ -89,22 +89,24 @@ class Memory:
         return output
 
 
-def check_sequences(batch: Batch, *, burn_in: int, user: str) -> None:
+def check_sequences(batch: Batch, *, burn_in: int, user: str, several_agents: bool = False) -> None:
     """Refuse a batch that does not consist of sequences with a state for each.
 
     Args:
         batch: what a buffer drew.
         burn_in: the rows of a sequence that are not learned from.
         user: the policy's name, for the message.
+        several_agents: whether each agent of a sequence has a state.
 
     Raises:
         StructureError: with the shapes, and how such a batch is drawn.
     """
     shape, n_state_dims = tuple(batch["mask"].shape), batch["state"].dim()
-    if len(shape) != 2 or shape[0] <= burn_in or n_state_dims != 2:
+    state_shape = "[B, A, S]" if several_agents else "[B, S]"
+    if len(shape) != 2 or shape[0] <= burn_in or n_state_dims != 2 + several_agents:
         raise StructureError(
             f"{user} learns from sequences [T, B, …] of more than burn_in={burn_in} rows, with one "
-            f"state [B, S] for each, but the column mask has shape {shape} and the state "
+            f"state {state_shape} for each, but the column mask has shape {shape} and the state "
             f"{n_state_dims} dimensions; build the buffer with unroll_len, and learn with "
             "OffPolicyLearner"
         )

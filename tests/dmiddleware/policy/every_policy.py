@@ -47,6 +47,7 @@ from dmiddleware.policy import (
     RecurrentIPPOPolicy,
     RecurrentMAPPOPolicy,
     RecurrentPPOPolicy,
+    RecurrentQMIXPolicy,
     RecurrentSACPolicy,
     RecurrentTD3Policy,
     SACPolicy,
@@ -107,7 +108,7 @@ CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
 BUFFERED_PPO: list[Any] = [OffPolicyPPOPolicy, OffPolicyPPGPolicy]
 HYBRID: list[Any] = [PDQNPolicy]
 TEAMS: list[Any] = [
-    *(VDNPolicy, QMIXPolicy, WQMIXPolicy),
+    *(VDNPolicy, QMIXPolicy, WQMIXPolicy, RecurrentQMIXPolicy),
     *(IPPOPolicy, MAPPOPolicy, RecurrentIPPOPolicy, RecurrentMAPPOPolicy),
 ]
 EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *BUFFERED_PPO, *HYBRID, *CLONING, *TEAMS]

@@ -113,6 +113,8 @@ def test_the_public_names_are_these():
         "RecurrentMAPPOSettings",
         "RecurrentPPOPolicy",
         "RecurrentPPOSettings",
+        "RecurrentQMIXPolicy",
+        "RecurrentQMIXSettings",
         "RecurrentSACPolicy",
         "RecurrentSACSettings",
         "RecurrentTD3Policy",
