@@ -241,7 +241,7 @@ def test_what_a_team_with_memories_cannot_do_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="recompute_advantage"):
         made(RecurrentMAPPOPolicy, recompute_advantage=True)
     policy = made(RecurrentMAPPOPolicy)
-    with pytest.raises(ConfigError, match="previous actions.*for_env"):
+    with pytest.raises(ConfigError, match=r"previous actions.*for_env"):
         ActingPolicy(RecurrentMAPPOPolicy(plain_values(policy.cfg)))
     with pytest.raises(StructureError, match="lanes"):
         policy.learn_mode.forward(index_rows(with_targets(collected(policy)), 0))

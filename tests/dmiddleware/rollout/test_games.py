@@ -217,8 +217,41 @@ def test_teams_with_memories_learn_from_lanes_although_agents_leave(cls):
             # The state of each row is the one after the row before, unless an episode starts.
             logit = rows_of_lanes(red, lanes)["logit"]
             torch.testing.assert_close(logit, lanes["logit"], rtol=1e-4, atol=1e-5)
-    worker = rollout.workers["red"]
-    assert worker.env_step - worker.waiting_steps > 0
+
+
+def test_all_rows_that_fit_into_lanes_are_taken():
+    """Blue has half as many agents, so red makes twice as many rows as were asked for."""
+    game = make_duel()
+    policies = {
+        "red": RecurrentPPOPolicy.for_env(game["red"], seed=0),
+        "blue": SACPolicy.for_env(game["blue"], seed=0),
+    }
+    rollout = TeamRollout(game, policies)
+    with game:
+        for _ in range(2):
+            assert rollout.collect(12)["red"]["done"].shape == (6, 4)
+            assert rollout.workers["red"].waiting_steps == 0
+
+
+def test_the_lane_of_an_agent_that_never_acts_is_filled_with_rows_of_others():
+    class Late(Duel):
+        def reset(self, seed=None, options=None):
+            obs, infos = super().reset(seed=seed)
+            self.agents = ["red_0", "blue_0"]
+            return {agent: obs[agent] for agent in self.agents}, infos
+
+    game = make_game(Late, teams=TEAMS, env_num=1, seed=0)
+    red = RecurrentPPOPolicy.for_env(game["red"], seed=0)
+    rollout = TeamRollout(game, {"red": red, "blue": "random"})
+    with game:
+        for _ in range(3):
+            rows = rollout.collect(24)["red"]
+            assert rows["done"].shape == (12, 2)
+            # No episode is in both lanes.
+            first, second = (set(rows["episode_id"][:, lane].tolist()) for lane in range(2))
+            assert not first & second
+            logit = rows_of_lanes(red, rows)["logit"]
+            torch.testing.assert_close(logit, rows["logit"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("cls", [RecurrentPPOPolicy, IMPALAPolicy])
