@@ -34,11 +34,11 @@ class RecurrentQMIXPolicy(R2D2Policy):
     """QMIX with a memory of each agent, as it was published (Rashid et al., 2018).
 
     As :class:`QMIXPolicy`, but an agent's network is a GRU that also sees the agent's last action,
-    that of a :class:`~dmiddleware.model.RecurrentQMIXNetwork`. It learns from sequences in the way of
-    :class:`R2D2Policy`: from stored states ``[B, A, S]``, with burn-in, and the policy sums the
-    rewards of ``n_step`` steps. The errors are those of the team's value, which the mixing network
-    makes of the values of all agents' actions (equations 5 to 7), and its reward is the mean of the
-    agents' rewards. Agents that do not take part have the value 0.
+    that of a :class:`~dmiddleware.model.RecurrentQMIXNetwork`. It learns from sequences as
+    :class:`R2D2Policy` does: from stored states ``[B, A, S]``, with burn-in, and the policy sums
+    the rewards of ``n_step`` steps. The errors are those of the team's value, which the mixing
+    network makes of the values of all agents' actions (equations 5 to 7), and its reward is the
+    mean of the agents' rewards. Agents that do not take part have the value 0.
 
     Masks are the key ``action_mask`` of observations. Collecting takes the keyword ``eps``.
 

@@ -39,6 +39,7 @@ EVERY_ALGORITHM = pytest.mark.parametrize(
         pytest.param("bitflip_her", 2000, {}, id="her"),
         *of_zoo(TWO_STEPS, 1000, "vdn", "qmix", "wqmix"),
         *of_zoo(TEAM_RECALL, 1000, "qmix_recurrent"),
+        *of_zoo(TEAM_RECALL, 3000, "mappo_recurrent"),
         *of_zoo(SPREAD, 5000, "ippo", "mappo"),
     ],
 )

@@ -15,7 +15,13 @@ from dmiddleware.data import PrioritySampler, TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.files.serialization import pack
-from dmiddleware.policy import Policy, R2D2Policy, RecurrentPPOPolicy, RecurrentQMIXPolicy
+from dmiddleware.policy import (
+    Policy,
+    R2D2Policy,
+    RecurrentMAPPOPolicy,
+    RecurrentPPOPolicy,
+    RecurrentQMIXPolicy,
+)
 from dmiddleware.rl import Schedule
 from dmiddleware.tree import leaves
 from middleware import (
@@ -68,6 +74,31 @@ def ppo_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
     ]
 
 
+def team_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
+    policy = RecurrentMAPPOPolicy.for_env(
+        collect_env,
+        seed=0,
+        model=SMALL,
+        obs_norm=True,
+        value_norm=True,
+        learning_rate=1e-2,
+        batch_size=5,
+        epoch_per_collect=2,
+    )
+    return policy, [
+        StepCollector(policy, collect_env, n_sample=10),
+        gae_estimator(policy),
+        OnPolicyLearner(policy),
+    ]
+
+
+def envs_for(chain: object, seed: int) -> Any:
+    if chain in (team_chain, qmix_chain):
+        kwargs = {"length": 7, "leaves": {1: 4}}
+        return make_env_manager(CountingTeam, env_num=2, seed=seed, env_kwargs=kwargs)
+    return masked_cartpole(2, seed=seed)
+
+
 def buffer_for(**options: Any) -> TensorBuffer:
     return TensorBuffer(
         100,
@@ -106,12 +137,6 @@ def qmix_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
     return q_chain(RecurrentQMIXPolicy, collect_env)
 
 
-def envs_for(make_chain: Any, seed: int) -> Any:
-    if make_chain is qmix_chain:
-        return make_env_manager(lambda: CountingTeam(length=7, leaves={1: 3}), env_num=2, seed=seed)
-    return masked_cartpole(2, seed=seed)
-
-
 class Run:
     """Collects, learns through time and evaluates; keeps what was collected."""
 
@@ -139,8 +164,8 @@ class Run:
 @pytest.mark.parametrize(
     ("chain", "stopped_after"),
     mostly_slow(
-        itertools.product([custom_chain, ppo_chain, r2d2_chain, qmix_chain], [1, 5]),
-        keep=[0, 3, 4, 7],
+        itertools.product([custom_chain, ppo_chain, r2d2_chain, team_chain, qmix_chain], [1, 5]),
+        keep=[0, 3, 4, 7, 9],
     ),
 )
 def test_a_run_resumed_in_the_middle_of_an_episode_is_exact(
