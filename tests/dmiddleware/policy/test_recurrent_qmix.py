@@ -292,6 +292,22 @@ def test_a_team_whose_value_is_that_of_one_agent_learns_as_r2d2_does(burn_in: in
         torch.testing.assert_close(mine, other)
 
 
+@pytest.mark.parametrize("double", [False, True])
+def test_masks_hold_for_a_model_that_prefers_what_they_forbid(double: bool) -> None:
+    def pair() -> Shifts:
+        return Shifts(n_agent=2)
+
+    def tempt(network: nn.Module, args: Any, output: dict[str, torch.Tensor]) -> Any:
+        return {**output, "logit": output["logit"] + 1000.0 * (args[0]["action_mask"] == 0)}
+
+    policy = RecurrentQMIXPolicy.for_env(pair(), seed=0, model=FirstOfTwo(), double=double)
+    part = policy.components["q"]
+    for network in (part.module, part.target):
+        network.register_forward_hook(tempt)
+    output = policy.learn_mode.forward(drawn(policy, env=pair))
+    assert abs(output["target_q_value"]) < 100.0
+
+
 def test_agents_act_on_their_masks_and_states_and_explore_with_eps() -> None:
     with make_env_manager(Shifts, env_num=4, seed=0, max_retry=0) as envs:
         policy = RecurrentQMIXPolicy.for_env(envs, seed=0, model=SMALL)
