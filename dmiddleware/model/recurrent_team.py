@@ -155,10 +155,10 @@ class RecurrentAgentActorCritic(_Agents, TeamNetwork):
             acts_only: as in :meth:`RecurrentNetwork.forward`; the critic's part may be missing.
             **inputs: those of :meth:`RecurrentNetwork.forward`, with ``prev_action`` of all agents.
         """
-        seen = {_ACTOR: self.actor_input(obs)}
+        parts = {_ACTOR: self.actor_input(obs)}
         if self.critic_input is not None and not acts_only:
-            seen[_CRITIC] = self.critic_input(obs)
-        output: dict[str, torch.Tensor] = self.agent(seen, state, acts_only=acts_only, **inputs)
+            parts[_CRITIC] = self.critic_input(obs)
+        output: dict[str, torch.Tensor] = self.agent(parts, state, acts_only=acts_only, **inputs)
         return output
 
 
