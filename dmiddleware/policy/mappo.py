@@ -74,6 +74,10 @@ class MAPPOPolicy(PPOPolicy):
 class RecurrentMAPPOSettings(RecurrentPPOSettings, MAPPOSettings):
     """The settings of MAPPO and IPPO with memories."""
 
+    value_norm: bool = True
+    """Whether the critic learns returns normalized by running statistics. Without, large returns
+    dominate the gradients of the memory, which the actor shares."""
+
 
 @POLICY_REGISTRY.register("ippo_recurrent")
 class RecurrentIPPOPolicy(RecurrentPPOPolicy):
@@ -101,8 +105,8 @@ class RecurrentMAPPOPolicy(RecurrentPPOPolicy):
     observation, and the features of the agent's memory. Acting needs no state.
 
     Differences from the paper's recurrent MAPPO: actor and critic share an agent's memory, where
-    the paper's have one each; lanes are not divided into chunks; and the value loss is that of
-    :class:`MAPPOPolicy`.
+    the paper's have one each; lanes are not divided into chunks; the value loss is the squared
+    error instead of Huber's, and is not clipped by default.
 
     The model is a :class:`~dmiddleware.model.RecurrentCentralizedActorCritic`.
     """

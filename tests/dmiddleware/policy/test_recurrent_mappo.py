@@ -15,6 +15,7 @@ from dmiddleware.env import AgentSpaces, make_env_manager, team_spaces
 from dmiddleware.errors import ConfigError, PolicyError, StructureError
 from dmiddleware.policy import RecurrentIPPOPolicy, RecurrentMAPPOPolicy, RecurrentPPOPolicy
 from dmiddleware.rollout import ActingPolicy, RolloutCollector, evaluate_episodes
+from dmiddleware.settings import plain_values
 from dmiddleware.zoo.envs import TeamRecall
 from middleware.advantage import AdvantageEstimator
 from tests.dmiddleware.team_envs import CountingTeam
@@ -114,7 +115,7 @@ def test_a_team_of_one_agent_learns_as_recurrent_ppo_does() -> None:
 
 @BOTH
 def test_the_loss_is_that_of_lanes_over_all_agents_that_take_part(cls: Any) -> None:
-    policy = made(cls, entropy_weight=0.03, learning_rate=0.02)
+    policy = made(cls, entropy_weight=0.03, learning_rate=0.02, value_norm=False)
     rows = with_targets(index_rows(collected(policy, leaves={1: 2}), slice(3, None)))
     policy.learn_mode.forward(rows)  # so that ratios differ from 1
     here = rows["obs"]["agent_mask"] != 0
@@ -240,6 +241,8 @@ def test_what_a_team_with_memories_cannot_do_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="recompute_advantage"):
         made(RecurrentMAPPOPolicy, recompute_advantage=True)
     policy = made(RecurrentMAPPOPolicy)
+    with pytest.raises(ConfigError, match="previous actions.*for_env"):
+        ActingPolicy(RecurrentMAPPOPolicy(plain_values(policy.cfg)))
     with pytest.raises(StructureError, match="lanes"):
         policy.learn_mode.forward(index_rows(with_targets(collected(policy)), 0))
 
