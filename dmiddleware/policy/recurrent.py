@@ -50,8 +50,8 @@ class Memory:
             )
         self._network = network
         self._codec = codec
-        names = {*network.act_inputs, "action_mask"}
-        self.act_inputs: tuple[str, ...] = tuple(name for name in act_inputs if name in names)
+        usable = {*network.act_inputs, "action_mask"}
+        self.act_inputs: tuple[str, ...] = tuple(name for name in act_inputs if name in usable)
 
     def initial_state(self, n: int) -> torch.Tensor:
         """Return the state at the start of ``n`` episodes, ``[n, S]``: zeros."""

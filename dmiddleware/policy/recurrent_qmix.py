@@ -11,7 +11,6 @@ from dmiddleware.policy.component import Component
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.qmix import components_of_team, mixed_value
 from dmiddleware.policy.r2d2 import R2D2Policy, R2D2Settings
-from dmiddleware.schedule import LearningRate
 from dmiddleware.tree import Columns, Nested
 
 __all__ = ["RecurrentQMIXPolicy", "RecurrentQMIXSettings"]
@@ -24,33 +23,33 @@ class RecurrentQMIXSettings(R2D2Settings):
     n_step = 1
     batch_size = 32
     """Sequences per update."""
-    learning_rate: LearningRate = 1e-3
+    learning_rate = 1e-3
     adam_eps = 1e-8
     target_update_freq = 500
-    value_rescaling: bool = False
-    """Whether to learn values on the scale of rescale_value."""
+    value_rescaling = False
 
 
 @POLICY_REGISTRY.register("qmix_recurrent")
 class RecurrentQMIXPolicy(R2D2Policy):
-    """QMIX as published (Rashid et al., 2018): agents that cooperate, with a memory each.
+    """QMIX with a memory of each agent, as it was published (Rashid et al., 2018).
 
-    As :class:`QMIXPolicy`, but each agent's network is a GRU, which sees the agent's last action
-    too, a :class:`~dmiddleware.model.RecurrentQMIXNetwork`. It learns from sequences as
-    :class:`R2D2Policy` does: from stored states ``[B, A, S]``, with burn-in, and rewards of
-    ``n_step`` steps that the policy sums. What differs is whose values the targets are about: those
-    of the team, mixed of the values of all agents' actions (equations 5 to 7), and of the mean of
-    the agents' rewards. Agents that do not take part have the value 0.
+    As :class:`QMIXPolicy`, but an agent's network is a GRU that also sees the agent's last action,
+    that of a :class:`~dmiddleware.model.RecurrentQMIXNetwork`. It learns from sequences as
+    :class:`R2D2Policy` does: from stored states ``[B, A, S]``, with burn-in, and the policy sums
+    the rewards of ``n_step`` steps. The errors are those of the team's value, which the mixing
+    network makes of the values of all agents' actions (equations 5 to 7), and its reward is the
+    mean of the agents' rewards. Agents that do not take part have the value 0.
 
     Masks are the key ``action_mask`` of observations. Collecting takes the keyword ``eps``.
 
     Differences from the paper: the double target of van Hasselt et al. (2016) is the default, as in
-    the authors' code; the optimizer is Adam instead of RMSprop; and sequences may be shorter than
-    an episode. With ``unroll_len`` of an episode's length and ``burn_in=0`` they are whole ones.
+    the authors' code, and the optimizer is Adam instead of RMSprop. Sequences may be shorter than
+    episodes; they are whole episodes if ``unroll_len`` and ``stride`` are as long as these, and
+    ``burn_in`` is 0.
     """
 
     cfg: RecurrentQMIXSettings
-    q: Component[Any]  # the memories of several agents are no RecurrentNetwork
+    q: Component[Any]  # a Recurrent network with the method mix
     model_type: ClassVar[str] = "recurrent_qmix_network"
 
     several_agents: ClassVar[bool] = True

@@ -115,6 +115,7 @@ SUMMARY = re.compile(
         *(pytest.param("doorkey_rnd", 5000, {"algo": algo}, id=algo) for algo in ("rnd", "icm")),
         pytest.param("bitflip_her", 3000, {}, id="her"),
         *of_zoo(TWO_STEPS, 2000, "vdn", "qmix"),
+        *of_zoo(TEAM_RECALL, 3000, "qmix_recurrent"),
         *of_zoo(SPREAD, 7000, "ippo", "mappo"),
         *of_zoo(TEAM_RECALL, 4000, "mappo_recurrent"),
         pytest.param("tictactoe_self_play", 3000, {}, id="self-play"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import gymnasium as gym
@@ -19,6 +20,7 @@ from dmiddleware.model import RecurrentQNetwork
 from dmiddleware.policy import QMIXPolicy, R2D2Policy, RecurrentQMIXPolicy
 from dmiddleware.rl import rescale_value, unscale_value
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
+from dmiddleware.zoo.envs import TeamRecall
 from tests.dmiddleware.team_envs import CountingTeam
 from tests.variants import mostly_slow
 
@@ -83,8 +85,8 @@ def made(**options: Any) -> RecurrentQMIXPolicy:
     return RecurrentQMIXPolicy.for_env(Shifts(), **options)
 
 
-def drawn(policy: Any, n: int = 12, env: Any = Shifts) -> Any:
-    """Return sequences from a buffer of what a policy collected."""
+def drawn(policy: Any, n: int = 12, env: Any = Shifts, device: str | None = None) -> Any:
+    """Return sequences from a buffer of what a policy collected, on the host or on a device."""
     buffer = TensorBuffer(
         600,
         sampler=PrioritySampler(alpha=0.9, beta=0.6),
@@ -92,7 +94,8 @@ def drawn(policy: Any, n: int = 12, env: Any = Shifts) -> Any:
         stride=3,
         burn_in=policy.burn_in,
         start_columns=("state",),
-        store_next_obs=False,
+        store_next_obs=device is not None,
+        device=device,
         seed=0,
     )
     with make_env_manager(env, env_num=3, seed=0, max_retry=0) as envs:
@@ -176,14 +179,22 @@ def td_errors_by_hand(
 
 
 @pytest.mark.parametrize(
-    ("n_step", "double", "rescaled"),
-    mostly_slow([(1, True, False), (3, False, True), (3, True, False), (1, False, False)], keep=2),
+    ("n_step", "double", "rescaled", "device"),
+    mostly_slow(
+        [
+            (1, True, False, None),
+            (3, False, True, "cpu"),
+            (3, True, False, None),
+            (1, False, False, None),
+        ],
+        keep=2,
+    ),
 )
 def test_the_loss_and_the_priorities_are_those_of_single_agents_that_remember(
-    n_step: int, double: bool, rescaled: bool
+    n_step: int, double: bool, rescaled: bool, device: str | None
 ) -> None:
     policy = made(n_step=n_step, double=double, value_rescaling=rescaled)
-    batch = drawn(policy)
+    batch = drawn(policy, device=device)
     differ(policy)
     mask = batch["mask"][BURN_IN:]
     assert not mask.all()
@@ -292,6 +303,22 @@ def test_a_team_whose_value_is_that_of_one_agent_learns_as_r2d2_does(burn_in: in
         torch.testing.assert_close(mine, other)
 
 
+@pytest.mark.parametrize("double", [False, True])
+def test_masks_hold_for_a_model_that_prefers_what_they_forbid(double: bool) -> None:
+    def pair() -> Shifts:
+        return Shifts(n_agent=2)
+
+    def tempt(network: nn.Module, args: Any, output: dict[str, torch.Tensor]) -> Any:
+        return {**output, "logit": output["logit"] + 1000.0 * (args[0]["action_mask"] == 0)}
+
+    policy = RecurrentQMIXPolicy.for_env(pair(), seed=0, model=FirstOfTwo(), double=double)
+    part = policy.components["q"]
+    for network in (part.module, part.target):
+        network.register_forward_hook(tempt)
+    output = policy.learn_mode.forward(drawn(policy, env=pair))
+    assert abs(output["target_q_value"]) < 100.0
+
+
 def test_agents_act_on_their_masks_and_states_and_explore_with_eps() -> None:
     with make_env_manager(Shifts, env_num=4, seed=0, max_retry=0) as envs:
         policy = RecurrentQMIXPolicy.for_env(envs, seed=0, model=SMALL)
@@ -358,3 +385,29 @@ def test_the_returns_of_evaluations_are_means_over_the_agents() -> None:
         policy = RecurrentQMIXPolicy.for_env(envs, seed=0, model=SMALL)
         monitor = evaluate_episodes(policy, envs, 4)
     assert monitor.get_episode_return() == pytest.approx([(15 + 6 + 45) / 3] * 4)
+
+
+@pytest.mark.learning
+def test_agents_name_the_cues_that_each_of_them_saw_before() -> None:
+    """Without memories, the best possible return is 1 / 3; see the environment."""
+    make = functools.partial(TeamRecall, n_cues=3, delay=2)
+    with make_env_manager(make, env_num=8, seed=0) as envs:
+        policy = RecurrentQMIXPolicy.for_env(
+            envs,
+            seed=0,
+            model={"hidden_size": 32},
+            discount=0.9,
+            learning_rate=5e-3,
+            target_update_freq=20,
+        )
+        buffer = TensorBuffer(
+            5000, unroll_len=4, stride=4, burn_in=0, start_columns=("state",), seed=0
+        )
+        collector = RolloutCollector(policy, envs)
+        for step in range(140):
+            eps = max(0.1, 1.0 - step / 100)
+            buffer.push(collector.collect(32, policy_kwargs={"eps": eps}))
+            if step >= 10:
+                policy.learn_mode.forward(buffer.sample(32))
+        returns = evaluate_episodes(policy, envs, 64).get_episode_return()
+    assert np.mean(returns) > 0.8

@@ -20,6 +20,7 @@ from dmiddleware.policy import (
     RecurrentIPPOPolicy,
     RecurrentMAPPOPolicy,
     RecurrentPPOPolicy,
+    RecurrentQMIXPolicy,
     SACPolicy,
 )
 from dmiddleware.rollout import (
@@ -85,6 +86,7 @@ def test_a_game_of_one_agent_is_collected_as_its_env_is():
         (MAPPOPolicy, "truncated"),
         (RecurrentMAPPOPolicy, "terminated"),
         (RecurrentIPPOPolicy, "truncated"),
+        (RecurrentQMIXPolicy, "terminated"),
     ],
 )
 def test_a_game_of_one_team_is_collected_as_its_parallel_env_is(cls, last):
