@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,14 @@ from dmiddleware.pipeline import Task, current_node, middleware
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.testing import Cluster
 from dmiddleware.testing.simulation import SimulationError
-from middleware import ContextExchanger, ModelExchanger, OnlineRLContext, Role, TerminationChecker
+from middleware import (
+    ContextExchanger,
+    ModelExchanger,
+    OnlineRLContext,
+    Role,
+    SnapshotSaver,
+    TerminationChecker,
+)
 from tests.middleware.small_dqn import fill, make_policy
 
 PARTS = {"red": 1, "blue": 1000}
@@ -27,10 +35,20 @@ class Program:
     Args:
         limits: named updates after which the run stops.
         pace: the rows to draw per collected row; None: no pace.
+        folder: where the run is saved and resumed; None: nowhere.
+
+    Attributes:
+        resumed: the updates of each part with which a learner has begun.
     """
 
-    def __init__(self, limits: dict[str | None, int], pace: float | None = None) -> None:
-        self.limits, self.pace = limits, pace
+    def __init__(
+        self,
+        limits: dict[str | None, int],
+        pace: float | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.limits, self.pace, self.folder = limits, pace, folder
+        self.resumed: dict[str, int] = {}
         self.learned: dict[int, set[str]] = {}
         self.loaded: dict[int, dict[str, list[float]]] = {}
         self.received: dict[str, set[float]] = {}
@@ -54,6 +72,12 @@ class Program:
                 task.use(self._learner(node.node_id, name, policy))
             for limited, limit in self.limits.items():
                 task.use(TerminationChecker(max_train_iter=limit, name=limited))
+            if self.folder is not None:
+                snapshots = SnapshotSaver(self.folder)
+                task.use(snapshots)
+                if snapshots.resume(task):
+                    updates = {name: task.ctx.part(name).train_iter for name in PARTS}
+                    self.resumed.update({name: n for name, n in updates.items() if n})
             task.run()
             self.counters[node.node_id] = task.ctx.counters()
             return task.stop_reason
@@ -158,6 +182,25 @@ def test_a_limit_of_a_part_ends_the_whole_run_and_says_so() -> None:
         cluster.run()
         reasons = {node.node_id: node.result for node in cluster.nodes.values()}
     assert all("train_iter of blue reached 5" in str(reason) for reason in reasons.values())
+
+
+def test_each_learner_resumes_its_own_snapshots(tmp_path: Path) -> None:
+    roles = {"learner:red": 1, "learner:blue": 1, "collector": 1}
+    before = Program({"red": 8, "blue": 50}, folder=tmp_path)
+    with Cluster(before, roles=roles) as cluster:
+        cluster.run()
+    assert before.resumed == {}
+    ended = {name: before.counters[node][f"{name} updates"] for node, name in enumerate(PARTS)}
+    after = Program({"red": 16, "blue": 100}, folder=tmp_path)
+    with Cluster(after, roles=roles) as cluster:
+        cluster.run()
+    assert after.resumed == ended
+    # One learner for both would begin the one whose snapshots are elsewhere from scratch.
+    with (
+        Cluster(Program({"red": 20}, folder=tmp_path), roles={"learner": 1, "collector": 1}) as one,
+        pytest.raises(SimulationError, match="learned red, and this one learns red and blue"),
+    ):
+        one.run()
 
 
 def test_a_process_that_learns_all_parts_counts_all_of_them() -> None:
