@@ -475,9 +475,10 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
             last = self._fresh_returns(evaluator, states[1], seed)
             if task.ctx.last_eval_iter < task.ctx.train_iter and _mean(last) > _mean(best):
                 _log.warning(
-                    "the last policy has a mean return of %.1f in fresh episodes, and the best "
+                    "the last policy%s has a mean return of %.1f in fresh episodes, and the best "
                     "one %.1f: the run ended before the last one was evaluated. The last policy is "
                     "in %s; evaluate more often, so that it can be the best",
+                    "" if part is None else f" of {part}",
                     _mean(last),
                     _mean(best),
                     _final_ckpt(self.run, part),
