@@ -94,6 +94,7 @@ class DeviceRollout:
 
     def __init__(self, mode: CollectMode, manager: VectorEnvManager) -> None:
         self._mode, self._manager = mode, manager
+        mode.step_together()
         self._device: torch.device = manager.device
         self._env_num = manager.env_num
         self._all_ids: IdArray = np.arange(manager.env_num)
