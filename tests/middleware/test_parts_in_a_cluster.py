@@ -203,6 +203,68 @@ def test_each_learner_resumes_its_own_snapshots(tmp_path: Path) -> None:
         one.run()
 
 
+@middleware(
+    part_name="red",
+    roles=(Role.EVALUATOR,),
+    writes=("eval_value", "eval_output", "last_eval_iter", "last_eval_value"),
+)
+def evaluate(ctx: OnlineRLContext) -> None:
+    ctx.eval_value = ctx.last_eval_value = 7.0
+    ctx.last_eval_iter = ctx.train_iter
+
+
+def collects(name: str, *, within_s: float) -> Any:
+    """Return a collector that has a row after a while, and stops the run in its second step."""
+    nothing = threading.Condition()
+
+    @middleware(part_name=name, roles=(Role.COLLECTOR,), writes=("trajectories",))
+    def collect(ctx: OnlineRLContext) -> None:
+        task = ctx.task
+        with nothing:
+            task.clock.wait_for(nothing, lambda: task.finish, within_s)
+        if ctx.total_step:
+            task.stop("it has collected twice")
+        done = torch.ones(1, 1, dtype=torch.bool)
+        ctx.trajectories = as_tree({"reward": done.float(), "done": done})
+
+    return collect
+
+
+def learns(name: str) -> Any:
+    @middleware(
+        part_name=name,
+        roles=(Role.LEARNER,),
+        reads=("trajectories",),
+        writes=("train_output", "train_iter"),
+    )
+    def learn(ctx: OnlineRLContext) -> None:
+        ctx.train_iter += 1
+
+    return learn
+
+
+def test_an_evaluation_is_seen_although_a_stop_ends_the_step_that_takes_it() -> None:
+    seen = []
+
+    @middleware(roles=(Role.LEARNER,), last_step=True)
+    def observe(ctx: OnlineRLContext) -> Any:
+        yield
+        seen.append(ctx.part("red").eval_value)
+
+    def program() -> None:
+        with Task(OnlineRLContext()) as task:
+            for name in PARTS:
+                task.use(ContextExchanger(name=name))
+            # The evaluation arrives before the row of red, and that of blue never does.
+            task.use(evaluate).use(collects("red", within_s=1.0)).use(learns("red"))
+            task.use(collects("blue", within_s=60.0)).use(learns("blue")).use(observe).run()
+
+    roles = {"learner": 1, "collector:red": 1, "collector:blue": 1, "evaluator": 1}
+    with Cluster(program, roles=roles) as cluster:
+        cluster.run()
+    assert seen == [7.0]
+
+
 def test_a_process_that_learns_all_parts_counts_all_of_them() -> None:
     program = Program({None: 20})
     with Cluster(program, roles={"learner": 1, "collector": 1}) as cluster:

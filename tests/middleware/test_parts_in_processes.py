@@ -55,7 +55,7 @@ def test_two_policies_learn_in_one_run_of_several_processes(tmp_path: Path, role
     assert (run / "ckpt" / "red" / "best.safetensors").exists()
     if not roles.startswith("learner=1,learner:blue"):
         return
-    checkpoint = str(run / "ckpt" / "blue" / "best.safetensors")
+    checkpoint = str(run / "ckpt" / "blue" / "final.safetensors")
     assert CliRunner().invoke(commands, ["export", checkpoint, "--format", "torch"]).exit_code == 0
     assert "2 fresh episodes" in (run / "export" / "blue" / "README.md").read_text()
     with start(tmp_path, "resume", "runs/parts") as ditask:
