@@ -290,7 +290,7 @@ def test_lanes_of_agents_that_take_turns_are_filled(cls):
 def test_a_rollout_that_is_restored_goes_on_exactly(opponent):
     def build():
         game = make_tictactoe()
-        has_memory = "memor" in opponent
+        has_memory = opponent in ("memory", "pool with memories")
         learner, player = (RecurrentPPOPolicy, R2D2Policy) if has_memory else (PPOPolicy, DQNPolicy)
         policy = learner.for_env(game["x"], seed=0, model=SMALL)
         other = player.for_env(game["o"], seed=1, model=SMALL)
