@@ -468,6 +468,12 @@ class TestSeveralAgents:
         assert "state" not in rows["obs"]
         policy.learn_mode.forward(on_policy_batch(policy, rows))
 
+    def test_a_state_that_an_independent_critic_would_not_see_is_refused(self) -> None:
+        with pytest.raises(SpaceError, match=r"'state'.*use MAPPO"):
+            IPPOPolicy.for_env(PartsTeam(), obs_groups=self.GROUPS, seed=0)
+        # Without names for the critic, nobody has asked for it.
+        IPPOPolicy.for_env(PartsTeam(), obs_groups={"actor": ["proprio"]}, seed=0)
+
     @pytest.mark.parametrize(
         ("groups", "words"),
         [
