@@ -284,19 +284,22 @@ def test_lanes_of_agents_that_take_turns_are_filled(cls):
             torch.testing.assert_close(logit, rows["logit"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("opponent", ["policy", "random", "pool", "frozen", "memory"])
+@pytest.mark.parametrize(
+    "opponent", ["policy", "random", "pool", "frozen", "memory", "pool with memories"]
+)
 def test_a_rollout_that_is_restored_goes_on_exactly(opponent):
     def build():
         game = make_tictactoe()
-        has_memory = opponent == "memory"
+        has_memory = opponent in ("memory", "pool with memories")
         learner, player = (RecurrentPPOPolicy, R2D2Policy) if has_memory else (PPOPolicy, DQNPolicy)
         policy = learner.for_env(game["x"], seed=0, model=SMALL)
         other = player.for_env(game["o"], seed=1, model=SMALL)
-        pool = OpponentPool(lambda: DQNPolicy.for_env(game["o"], seed=2, model=SMALL), size=2)
+        pool = OpponentPool(lambda: player.for_env(game["o"], seed=2, model=SMALL), size=2)
         for seed in (3, 4):
-            pool.add(DQNPolicy.for_env(game["o"], seed=seed, model=SMALL))
-        others = {"policy": other, "random": "random", "pool": pool}
-        players = {"x": policy, "o": others.get(opponent, Frozen(other))}
+            pool.add(player.for_env(game["o"], seed=seed, model=SMALL))
+        others = {"policy": other, "random": "random", "frozen": Frozen(other)}
+        others |= {"memory": Frozen(other)}
+        players = {"x": policy, "o": others.get(opponent, pool)}
         return game, players, TeamRollout(game, players), pool
 
     kwargs = {"policy_kwargs": {"o": {"eps": 0.3}}} if opponent == "policy" else {}
@@ -412,6 +415,36 @@ def test_games_are_counted_for_and_against_past_versions_and_hard_ones_are_drawn
     assert [pool.draw(rng) for _ in range(40)].count(1) > 30
 
 
+@pytest.mark.parametrize("cls", [MAPPOPolicy, RecurrentMAPPOPolicy])
+def test_a_version_of_a_team_plays_as_the_frozen_policy_does(cls):
+    """Its draws are certain, so that it acts as the greedy one."""
+    played = []
+    for wrap in (Frozen, OpponentPool):
+        game = make_duel()
+        red = cls.for_env(game["red"], seed=0)
+        with torch.no_grad():
+            for weight in red.model.parameters():
+                if weight.shape[:1] == (4,):  # the logits of four actions
+                    weight.mul_(1e6)
+        player = Frozen(red)
+        if wrap is OpponentPool:
+            player = OpponentPool(lambda made=game: cls.for_env(made["red"], seed=1))
+            player.add(red)
+        blue = SACPolicy.for_env(game["blue"], seed=0)
+        rollout = TeamRollout(game, {"red": player, "blue": blue})
+        moves = []
+        step = game.env_manager.step
+        game.env_manager.step = lambda actions, step=step, moves=moves: (
+            moves.append([part.tolist() for part in actions["red"]]) or step(actions)
+        )
+        with game:
+            rollout.collect(24)
+        played.append(moves)
+    assert len(played[0]) == 12
+    assert len({str(move) for move in played[0]}) > 1
+    assert played[0] == played[1]
+
+
 def test_what_does_not_fit_the_teams_is_an_error_before_the_first_step():
     game = make_duel()
     red = DQNPolicy.for_env(game["red"], seed=0)
@@ -421,8 +454,10 @@ def test_what_does_not_fit_the_teams_is_an_error_before_the_first_step():
         TeamRollout(game, {"red": red, "bleu": "random"})
     with pytest.raises(SpaceError, match="team 'blue' does not fit"):
         TeamRollout(game, {"red": red, "blue": red})
-    with pytest.raises(SpaceError, match="team 'blue' does not fit"):
-        TeamRollout(game, {"red": red, "blue": Frozen(red)})
+    pool = OpponentPool(lambda: DQNPolicy.for_env(game["red"], seed=0))
+    for player in (Frozen(red), pool):
+        with pytest.raises(SpaceError, match="team 'blue' does not fit"):
+            TeamRollout(game, {"red": red, "blue": player})
     with pytest.raises(ConfigError, match="no team learns"):
         TeamRollout(game, {"red": "random", "blue": "random"})
     with pytest.raises(ConfigError, match="cannot be played by 'clever'"):
