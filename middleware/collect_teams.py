@@ -54,7 +54,8 @@ class TeamCollector(BaseMiddleware[OnlineRLContext], TakesSettings[TeamCollector
     Writes:
         In the same parts:
         ctx.trajectories: the transitions, as the policy's ``Policy.train_batch`` returns them: a
-            batch ``[T, E, …]``, or ``[R, …]`` if not all agents of the team acted in each step.
+            batch ``[T, E, …]``, or ``[R, …]`` if not all agents of the team acted in each step and
+            the policy does not learn from lanes.
         ctx.trajectory_end_idx: as :class:`StepCollector` does.
         ctx.env_step, ctx.env_episode: with the transitions and episodes collected.
 

@@ -193,7 +193,8 @@ class _Warm:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        with theirs:
+        with theirs, contextlib.ExitStack() as stack:
+            stack.callback(self._socket.close)  # make test-fast skips tests that start processes
             self._process = NewProcess(
                 [sys.executable, "-c", _START, str(theirs.fileno())],
                 cwd=_ROOT,
@@ -202,6 +203,7 @@ class _Warm:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
             )
+            stack.pop_all()
         atexit.register(self._close)
 
     def fork(self, request: _Request, files: Sequence[int]) -> int:

@@ -71,7 +71,7 @@ _INSTEAD: Final = {
     "share_encoder": "the actor and the critics have encoders of their own; give a network of your "
     "own",
     "mixer": "set policy.type='vdn' and leave it out",
-    "lstm_type": "agents have no memory here; leave it out",
+    "lstm_type": "these agents have no memory, those of qmix_recurrent have one; leave it out",
 }
 """What to write instead of an argument that no network here has."""
 

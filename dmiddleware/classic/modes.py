@@ -77,6 +77,10 @@ _COLLECT_DATA: Final = "collect_data"
 _LEARN_FROM: Final = "learn_from"
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 def _seed_nothing(seed: int) -> None:
     """Ignore the seed: the mode has no randomness of its own."""
 
@@ -175,6 +179,7 @@ class CollectMode(core.CollectMode, _Replaceable):
         spec: what the policy is; None: as ``get_attribute`` says.
         train_batch: as in :class:`dmiddleware.policy.CollectMode`.
         transitions: likewise.
+        step_together: likewise.
     """
 
     _fields = (
@@ -201,6 +206,7 @@ class CollectMode(core.CollectMode, _Replaceable):
         spec: PolicySpec | None = None,
         train_batch: Callable[[Batch], Batch] = _as_it_is,
         transitions: Callable[..., Batch] | None = None,
+        step_together: Callable[[], None] = _nothing,
     ) -> None:
         self._set(locals())
 
@@ -498,6 +504,7 @@ def _adapted_collect_mode(mode: core.CollectMode) -> CollectMode:
         seed=mode.seed,
         train_batch=mode.train_batch,
         transitions=mode.transitions,
+        step_together=mode.step_together,
         process_transition=process_transition,
         get_train_sample=get_train_sample,
         get_attribute=attributes.get,

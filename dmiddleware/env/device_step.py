@@ -19,7 +19,7 @@ class DeviceStep:
         ready_obs: ``[E, …]`` tensors, or nested dicts and tuples of them: what to act on next.
         next_obs: ``[E, …]``, the true successors; the same object as ``ready_obs`` if the vector
             env returned no final observations.
-        reward: ``[E] float32``.
+        reward: ``[E] float32``, or ``[E, A]`` of several agents.
         done: ``[E] bool``, terminated or truncated.
         terminated: ``[E] bool``.
         truncated: ``[E] bool``.

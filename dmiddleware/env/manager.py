@@ -711,8 +711,9 @@ class EpisodeTotals:
             pause: the number of steps until the next episodes begin.
 
         Returns:
-            the names and functions of the returns, ``float32``, and of the lengths, ``int64``. Most
-            steps of many envs end episodes, and few readers want their lengths.
+            the names and functions of the returns, ``float32``, and of the lengths, ``int64``, as
+            :meth:`end` has them. Most steps of many envs end episodes, and few readers want their
+            lengths.
         """
         returns, begun = self._returns[env_ids], self._begun[env_ids]
         self._uncounted.append(env_ids)
@@ -720,10 +721,18 @@ class EpisodeTotals:
             self._count_ended()
         self._returns[env_ids] = 0.0
         self._begun[env_ids] = self._n_steps + pause
-        return {
-            "eval_episode_return": partial(returns.astype, np.float32),
+        mean = returns if returns.ndim == 1 else returns.mean(axis=1)
+        totals: dict[str, Callable[[], npt.NDArray[Any]]] = {
+            "eval_episode_return": partial(mean.astype, np.float32),
             "eval_episode_length": partial(operator.sub, self._n_steps, begun),
         }
+        if returns.ndim > 1:
+            each = enumerate(returns.T)
+            totals |= {
+                f"eval_episode_return_{agent}": partial(column.astype, np.float32)
+                for agent, column in each
+            }
+        return totals
 
     def _count_ended(self) -> None:
         if self._uncounted:

@@ -250,8 +250,8 @@ class VectorEnvManager(BaseEnvManager):
         if not _is_step_result(result):
             raise _not_a_step(result)
         obs, infos = self._own(result[0]), result[4]
-        reward, *flags = (self._own_scalars(value) for value in result[1:4])
-        terminated, truncated = (flag.bool() for flag in flags)
+        reward = self._own_numbers(result[1], self._reward_shape)
+        terminated, truncated = (self._own_numbers(flag).bool() for flag in result[2:4])
         next_obs, valid, has_final_obs, last_infos = obs, None, True, infos
         done = terminated | truncated
         ready_infos = {key: value for key, value in infos.items() if key not in _FINAL_KEYS}
@@ -259,7 +259,8 @@ class VectorEnvManager(BaseEnvManager):
             if self._pending is None:
                 self._pending = self._to_device(np.isin(self._all_ids, self._ended))
             valid = ~self._pending
-            reward = reward.masked_fill(self._pending, 0.0)
+            of_agents = (1,) * len(self._reward_shape)
+            reward = reward.masked_fill(self._pending.view(-1, *of_agents), 0.0)
             terminated, truncated = terminated & valid, truncated & valid
             self._pending = done = done & valid
         elif self._mode is AutoresetMode.DISABLED:
@@ -300,11 +301,13 @@ class VectorEnvManager(BaseEnvManager):
                 f"{self._observation_space}: {error}"
             ) from error
 
-    def _own_scalars(self, values: Any) -> Any:
-        if not is_tensor(values) or tuple(values.shape) != (self.env_num,):
+    def _own_numbers(self, values: Any, shape: tuple[int, ...] = ()) -> Any:
+        """Return a copy of rewards or flags, of which those of one env have a shape."""
+        expected = (self.env_num, *shape)
+        if not is_tensor(values) or tuple(values.shape) != expected:
             raise EnvProtocolError(
                 f"the vector env returned {values!r:.120} as rewards or flags; a simulator on a "
-                f"device must return tensors of shape ({self.env_num},)"
+                f"device must return tensors of shape {expected}"
             )
         return values.detach().clone()
 
@@ -386,7 +389,8 @@ class VectorEnvManager(BaseEnvManager):
         reward = _own_array(scalars[0], _FLOAT32, np.float64)
         terminated = _own_array(scalars[1], _BOOL, np.bool_)
         truncated = _own_array(scalars[2], _BOOL, np.bool_)
-        if not reward.shape == terminated.shape == truncated.shape == (self.env_num,):
+        is_shape_right = terminated.shape == truncated.shape == (self.env_num,)
+        if not is_shape_right or reward.shape != (self.env_num, *self._reward_shape):
             raise EnvProtocolError(
                 f"the vector env has {self.env_num} envs, but returned rewards of shape "
                 f"{reward.shape} and flags of shape {terminated.shape} and {truncated.shape}"
@@ -472,7 +476,7 @@ class VectorEnvManager(BaseEnvManager):
         obs, infos = self.failures.restart(0, "step", error, self._renew)
         self._install_reset(range(n_envs), obs, infos)
         done, terminated, truncated = (np.zeros(n_envs, np.bool_) for _ in range(3))
-        reward, failed = np.zeros(n_envs), list(range(n_envs))
+        reward, failed = np.zeros((n_envs, *self._reward_shape)), list(range(n_envs))
         marked = [{**info, "abnormal": True} for info in infos]
         return self._finish(None, obs, obs, reward, done, terminated, truncated, marked, failed)
 
@@ -789,11 +793,15 @@ def _torch_dtype(dtype: np.dtype[Any] | None) -> Any:
     return getattr(torch, str(dtype))
 
 
-def _to_host(*columns: Any) -> Any:
-    """Return tensors ``[E]`` as the rows of one array, in one transfer from their device."""
+def _to_host(*columns: Any) -> list[npt.NDArray[np.float32]]:
+    """Return tensors as arrays, in one transfer from their device."""
     import torch  # only where the env has imported it
 
-    return torch.stack([torch.as_tensor(column).float() for column in columns]).cpu().numpy()
+    tensors = [torch.as_tensor(column) for column in columns]
+    joined = torch.cat([tensor.float().flatten() for tensor in tensors]).cpu().numpy()
+    ends = np.cumsum([tensor.numel() for tensor in tensors])[:-1]
+    parts = np.split(joined, ends)
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _finite_rows(obs: NestedArrays, n_rows: int) -> Any:

@@ -492,10 +492,10 @@ class Supervisor:
         )
 
     def _leads(self, child: Child) -> bool:
-        """Return whether a node is the learner; without one, it has decided that the run ends."""
+        """Return whether a node is a learner; without one, it has decided that the run ends."""
         if any(member.plan.learns for member in self.children):
             ranks = child.plan.ranks
-            return child.plan.leads_run and (ranks is None or ranks.rank == 0)
+            return child.plan.learns and (ranks is None or ranks.rank == 0)
         return child.status.decided_end
 
     def stop(self, reason: str) -> None:

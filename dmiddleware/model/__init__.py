@@ -44,11 +44,17 @@ from dmiddleware.model.q_network import (
 )
 from dmiddleware.model.recurrent import (
     CoreKind,
+    Recurrent,
     RecurrentActorCritic,
     RecurrentActorQ,
     RecurrentCore,
     RecurrentNetwork,
     RecurrentQNetwork,
+)
+from dmiddleware.model.recurrent_team import (
+    RecurrentAgentActorCritic,
+    RecurrentCentralizedActorCritic,
+    RecurrentQMIXNetwork,
 )
 from dmiddleware.model.spaces import (
     ActionKind,
@@ -98,6 +104,7 @@ __all__ = [
     "ParameterActor",
     "DecisionTransformer",
     "Network",
+    "Recurrent",
     "RecurrentNetwork",
     "RecurrentActorCritic",
     "RecurrentActorQ",
@@ -111,6 +118,9 @@ __all__ = [
     "WQMIXNetwork",
     "AgentActorCritic",
     "CentralizedActorCritic",
+    "RecurrentAgentActorCritic",
+    "RecurrentCentralizedActorCritic",
+    "RecurrentQMIXNetwork",
     "team_shapes",
     "MLP",
     "NoisyLinear",

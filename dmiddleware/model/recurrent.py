@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import nn
@@ -31,6 +31,7 @@ from dmiddleware.tree import Nested
 
 __all__ = [
     "CoreKind",
+    "Recurrent",
     "RecurrentActorCritic",
     "RecurrentActorQ",
     "RecurrentCore",
@@ -109,8 +110,15 @@ class RecurrentCore(nn.Module):
                 step.
 
         Returns:
-            Features ``[T, B, hidden_size]``, and the state after the last step.
+            Features ``[T, B, hidden_size]``, and the state after the last step. Where sequences
+            have more dimensions than B, such as that of agents, all have them.
         """
+        lead = state.shape[:-1]
+        if len(lead) > 1:
+            x, state = x.flatten(1, -2), state.flatten(0, -2)
+            is_first = None if is_first is None else is_first.flatten(1)
+            features, state = self(x, state, is_first)
+            return features.reshape(len(x), *lead, -1), state.reshape(*lead, -1)
         outputs = []
         for start, end in pairwise(_piece_bounds(len(x), is_first)):
             if is_first is not None:
@@ -148,6 +156,24 @@ def _piece_bounds(n_steps: int, is_first: torch.Tensor | None) -> Sequence[int]:
         return range(n_steps + 1)
     starts = is_first[1:].any(-1).nonzero().squeeze(-1) + 1
     return (0, *starts.tolist(), n_steps)
+
+
+@runtime_checkable
+class Recurrent(Protocol):
+    """A network with a memory, of one agent or of several.
+
+    Attributes:
+        act_inputs: the keyword arguments of its forward, apart from ``state``, that come from the
+            step before.
+    """
+
+    act_inputs: tuple[str, ...]
+
+    def initial_state(self, n: int) -> torch.Tensor:
+        """Return the state at the start of ``n`` episodes, ``[n, …]``, on the CPU."""
+
+    def __call__(self, obs: Nested, state: torch.Tensor, **inputs: Any) -> dict[str, torch.Tensor]:
+        """Return outputs, and ``state``, after the last step; see :class:`RecurrentNetwork`."""
 
 
 class RecurrentNetwork(Network):
@@ -280,13 +306,15 @@ class RecurrentNetwork(Network):
                 that no state has to be set to zeros. Such sequences run faster.
         """
         parts = [self.encoder(obs)]
+        while is_first.dim() < parts[0].dim() - 1:  # it holds for all agents
+            is_first = is_first.unsqueeze(-1).expand(parts[0].shape[: is_first.dim() + 1])
         if prev_action is not None:
             numbers = action_features(self.action_parts, prev_action)
             parts.append(numbers.masked_fill(is_first.unsqueeze(-1), 0.0))
         if prev_reward is not None:
             parts.append(prev_reward.unsqueeze(-1))
         x = torch.cat(parts, -1)
-        is_step = x.dim() == 2
+        is_step = x.dim() == state.dim()
         if is_step:
             x, is_first = x.unsqueeze(0), is_first.unsqueeze(0)
         features, state = self.core(x, state, None if within_episode else is_first)

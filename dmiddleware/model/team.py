@@ -213,7 +213,7 @@ class VDNNetwork(TeamNetwork):
             )
         super().__init__(obs_shape, action_shape, n_agent=n_agent)
         self.input = AgentInput(self.obs_shape, n_agent)
-        self.agent = QNetwork(self.input.shape, action_shape, **options)
+        self.agent = self.options_of(self.input.shape, action_shape, **options)
 
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return ``{"logit": [… , A, n]}``, the agents' action values; forbidden get the lowest.

@@ -67,6 +67,8 @@ class Declarations:
             ``ctx.part(name)`` and on ``task.part(name)``, and is active in processes with a role
             ``"<role>:<part>"`` too; None: it belongs to the whole chain.
         joins_part: the part that it belongs to if other middleware of the chain do.
+        with_parts: whether it is also active in processes with its role for a part,
+            ``"<role>:<part>"``, if it belongs to none.
         reads: fields of the context that must have been written before it runs, those of its part;
             ``"red/obs"`` is the field of the part ``red``.
         writes: fields of the context that it sets.
@@ -89,6 +91,7 @@ class Declarations:
     roles: Collection[str] = ()
     part_name: str | None = None
     joins_part: str | None = None
+    with_parts: bool = False
     reads: Collection[str] = ()
     writes: Collection[str] = ()
     receives: Collection[str] = ()

@@ -361,6 +361,8 @@ def _make_item(entry: Entry, path: str, place: Place, *, within_active: bool) ->
     if part is None and declares.joins_part in place.parts:
         part = declares.joins_part
     roles = roles_of_part(entry.roles, part, place.run_roles)
+    if part is None and declares.with_parts:
+        roles = (*roles, *(f"{role}:{name}" for role in entry.roles for name in place.parts))
     active = within_active and (not place.roles or not roles or not place.roles.isdisjoint(roles))
     active = active and (place.rank == 0 or not declares.lead_only)
     members = entry.middleware.entries if isinstance(entry.middleware, Group) else ()

@@ -37,7 +37,14 @@ from dmiddleware.policy.fqf import FQFPolicy, FQFSettings
 from dmiddleware.policy.impala import IMPALAPolicy, IMPALASettings
 from dmiddleware.policy.iql import IQLPolicy, IQLSettings
 from dmiddleware.policy.iqn import IQNPolicy, IQNSettings
-from dmiddleware.policy.mappo import IPPOPolicy, MAPPOPolicy, MAPPOSettings
+from dmiddleware.policy.mappo import (
+    IPPOPolicy,
+    MAPPOPolicy,
+    MAPPOSettings,
+    RecurrentIPPOPolicy,
+    RecurrentMAPPOPolicy,
+    RecurrentMAPPOSettings,
+)
 from dmiddleware.policy.mdqn import MDQNPolicy, MDQNSettings
 from dmiddleware.policy.modes import (
     AnyMode,
@@ -75,6 +82,7 @@ from dmiddleware.policy.recurrent_actor_q import (
     RecurrentTD3Settings,
 )
 from dmiddleware.policy.recurrent_ppo import RecurrentPPOPolicy, RecurrentPPOSettings
+from dmiddleware.policy.recurrent_qmix import RecurrentQMIXPolicy, RecurrentQMIXSettings
 from dmiddleware.policy.sac import SACPolicy, SACSettings
 from dmiddleware.policy.sql import SQLPolicy, SQLSettings
 from dmiddleware.policy.td import TDPolicy, TDSettings
@@ -218,9 +226,14 @@ __all__ = [
     "VDNSettings",
     "QMIXPolicy",
     "QMIXSettings",
+    "RecurrentQMIXPolicy",
+    "RecurrentQMIXSettings",
     "WQMIXPolicy",
     "WQMIXSettings",
     "IPPOPolicy",
     "MAPPOPolicy",
     "MAPPOSettings",
+    "RecurrentIPPOPolicy",
+    "RecurrentMAPPOPolicy",
+    "RecurrentMAPPOSettings",
 ]

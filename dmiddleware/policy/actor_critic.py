@@ -97,8 +97,7 @@ class ActorCriticPolicy(Policy):
 
     def acting_output(self, obs: Value, **inputs: Any) -> dict[str, torch.Tensor]:
         """Return the outputs ``[E, …]`` for what acting sees."""
-        output: dict[str, torch.Tensor] = self.model(obs)
-        return output
+        return self.acting_model(obs)
 
     def act_collect(
         self,

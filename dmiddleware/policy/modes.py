@@ -175,9 +175,12 @@ class CollectMode(ActingMode):
         train_batch: turns a collected batch into training data.
         transitions: ``(obs, output, timestep, rows)`` to the columns of these rows of a step, in
             place of the standard ones; None: the standard ones.
+        step_together: says that forward will act in all envs of a device at once, so it is worth
+            compiling, if the settings ask for that.
     """
 
     train_batch: Callable[[Batch], Batch] = _as_it_is
+    step_together: Callable[[], None] = _nothing
     transitions: Callable[..., Batch] | None = None
 
 

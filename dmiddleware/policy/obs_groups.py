@@ -98,11 +98,13 @@ class ObsParts:
         actor: the names of those that the actor sees.
         critic: the names of those that the critic sees; without a critic, as ``actor``.
         is_team: whether they are names of an agent's observation, among several agents.
+        asks_for_state: whether the settings name the state of a team for the critic.
     """
 
     actor: tuple[str, ...]
     critic: tuple[str, ...]
     is_team: bool
+    asks_for_state: bool = False
 
     @classmethod
     def of(
@@ -146,7 +148,8 @@ class ObsParts:
                 "obs_groups give to the critic alone; leave it out of act_inputs, or name it in "
                 "obs_groups.actor"
             )
-        return cls(actor, critic, n_agent_of(observation_space) is not None)
+        asks_for_state = STATE in shared and STATE in (getattr(groups, "critic", None) or ())
+        return cls(actor, critic, n_agent_of(observation_space) is not None, asks_for_state)
 
     @cached_property
     def private(self) -> frozenset[str]:
@@ -209,15 +212,22 @@ class ObsParts:
         return space
 
     def check_critic(self, model: nn.Module, obs_shape: ObsShape) -> None:
-        """Refuse a network whose critic was built for other parts.
+        """Refuse a network whose critic was built for other parts, or would not see one of them.
 
         Args:
-            model: the network; one that has no ``critic_obs_shape`` is not checked.
+            model: the network; one that has no ``critic_obs_shape`` or ``sees_state`` is not
+                checked for it.
             obs_shape: that of whole observations.
 
         Raises:
-            SpaceError: with both shapes.
+            SpaceError: with both shapes, or with the part.
         """
+        if self.asks_for_state and not getattr(model, "sees_state", True):
+            raise SpaceError(
+                f"obs_groups.critic names {STATE!r}, but the critic of {type(model).__name__} sees "
+                "the observation of one agent alone; leave it out, or use MAPPO, whose critic "
+                "sees the state"
+            )
         built_for = getattr(model, "critic_obs_shape", None)
         shape = as_obs_shape(_selected(obs_shape, _selection(self.critic, self.is_team)))
         if built_for is not None and not fits_shape(built_for, shape):

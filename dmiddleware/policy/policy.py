@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Self
@@ -43,6 +43,7 @@ from dmiddleware.policy.action_codec import ActionCodec, ActorSettings, mask_of
 from dmiddleware.policy.agents import present_agents, present_observations
 from dmiddleware.policy.autocast import compute_in_bfloat16
 from dmiddleware.policy.captured import CapturedFunction
+from dmiddleware.policy.compiled import CompiledFunction
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.component_attributes import set_components
 from dmiddleware.policy.env_spaces import (
@@ -72,6 +73,7 @@ from dmiddleware.rl import Distribution, RunningMeanStd
 from dmiddleware.schedule import Counters, Schedule, scheduled_in_updates
 from dmiddleware.seeding import derive_seed
 from dmiddleware.settings import hints_of, takes_options
+from dmiddleware.torch_private import call
 from dmiddleware.torch_seeding import torch_seeded
 from dmiddleware.tree import (
     Batch,
@@ -250,7 +252,9 @@ class Policy:
             user=f"{type(self).__name__}.act_collect",
             generators=self._acting_generators,
         )
-        self._replay_acting = self._act_captured if self.cfg.compile == "graphs" else None
+        replays = self.on_gpu and self.cfg.compile == "graphs"
+        self._replay_acting = self._act_captured if replays else None
+        self.acting_model: Callable[..., dict[str, Any]] = partial(call, self.model)
         self._hooks = self._declared_hooks()
         if not any("action_mask" in (hook.keywords or ()) for hook in self._hooks.values()):
             # Methods that do not take it need no masks.
@@ -671,6 +675,7 @@ class Policy:
             reset=self.reset,
             seed=partial(self._generators.seed, "generator"),
             train_batch=self.train_batch,
+            step_together=self._step_together,
         )
 
     @property
@@ -998,6 +1003,11 @@ class Policy:
             data = self.parts.of_actor(data)
         self.draw_near(data)
         return self.as_obs(data)
+
+    def _step_together(self) -> None:
+        """Compile the network for acting; a captured step is replayed without Python anyhow."""
+        if self.cfg.compile and self._replay_acting is None:
+            self.acting_model = CompiledFunction(self.model)
 
     def _act_captured(
         self, obs: Value, env_id: npt.NDArray[np.int64], **kwargs: Any

@@ -34,8 +34,9 @@ class PolicySettings(Settings):
     model: Options = dataclasses.field(default_factory=dict)
     """The network: `type` (a registered name) and the arguments of its class."""
     compile: bool | Literal["graphs"] = False
-    """Whether to compile the update with torch.compile, which takes a minute at the start; 'graphs'
-    also replays it, and acting in envs on the GPU, as CUDA graphs (on the CPU it is True)."""
+    """Whether to compile the update, and the network that collects in envs that return tensors,
+    with torch.compile, which takes a minute at the start; 'graphs' also replays the update, and
+    acting in envs on the GPU, as CUDA graphs (on the CPU it is True)."""
     autocast: Literal["bfloat16"] | None = None
     """The type of the networks' products, by torch.autocast; None: float32."""
     batch_size: Count = 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -142,8 +142,11 @@ class PQNPolicy(Policy):
 
     def q_values(self, obs: Value, n_lead: int = 1) -> torch.Tensor:
         """Return the action values ``[…, A]`` of observations ``[…, *obs_shape]``."""
-        output = named_outputs(self.model(obs), "logit")
-        return with_rows(output["logit"], (*self.rows_of(obs, n_lead), "n_actions"), what="logit")
+        return self._values_in(self.model(obs), self.rows_of(obs, n_lead))
+
+    def _values_in(self, output: Any, rows: Sequence[int]) -> torch.Tensor:
+        logit = named_outputs(output, "logit")["logit"]
+        return with_rows(logit, (*rows, "n_actions"), what="logit")
 
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
         """Refuse a network of other actions; see :meth:`Policy.check_outputs`."""
@@ -158,7 +161,8 @@ class PQNPolicy(Policy):
         action_mask: Nested | None = None,
     ) -> dict[str, Any]:
         """Take a random action with the probability ``eps``; see :meth:`Policy.act_collect`."""
-        logit, mask = self.q_values(obs), mask_of(obs, action_mask)
+        logit = self._values_in(self.acting_model(obs), self.rows_of(obs))
+        mask = mask_of(obs, action_mask)
         if self.on_gpu:
             logit = logit.to(self.draw_device)
             mask = None if mask is None else mask.to(self.draw_device)

@@ -17,7 +17,6 @@ from dmiddleware.policy.td import TDPolicy, TDSettings
 from dmiddleware.rl import epsilon_greedy, mask_logit, taken_rows
 from dmiddleware.schedule import LearningRate, Schedule, Scheduled
 from dmiddleware.settings import Count, Fraction, Positive
-from dmiddleware.torch_private import call
 from dmiddleware.tree import Columns, Nested, Value
 
 __all__ = ["Epsilon", "Forward", "Inputs", "QLearningPolicy", "QLearningSettings"]
@@ -205,7 +204,7 @@ class QLearningPolicy(TDPolicy):
     ) -> dict[str, Any]:
         """Take a random action with the probability ``eps``; see :meth:`Policy.act_collect`."""
         inputs = self.draw_inputs("act", len(env_id), self.generator)
-        logit = self.values_of(call(self.model, obs, **inputs), (len(env_id),))
+        logit = self.values_of(self.acting_model(obs, **inputs), (len(env_id),))
         return self.explored(logit, mask_of(obs, action_mask), eps)
 
     def explored(

@@ -6,14 +6,22 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
 from dmiddleware.rl import taken_rows, weighted_mean
-from dmiddleware.tree import Columns, Value
+from dmiddleware.tree import Columns, Nested
 
-__all__ = ["QMIXPolicy", "QMIXSettings", "VDNPolicy", "VDNSettings", "mixed_value"]
+__all__ = [
+    "QMIXPolicy",
+    "QMIXSettings",
+    "VDNPolicy",
+    "VDNSettings",
+    "components_of_team",
+    "mixed_value",
+]
 
 
 class VDNSettings(QLearningSettings):
@@ -29,8 +37,9 @@ class VDNPolicy(QLearningPolicy):
     agents' rewards: the squared error of Q-learning (QMIX, equations 6 and 7). Agents that do not
     take part have the value 0.
 
-    Differences from the paper: agents have no memory, and the double target of van Hasselt et al.
-    (2016) is the default, as in the QMIX authors' code; ``double=False`` turns it off.
+    Differences from the paper: agents have no memory (:class:`RecurrentQMIXPolicy` is QMIX with
+    one), and the double target of van Hasselt et al. (2016) is the default, as in the QMIX authors'
+    code; ``double=False`` turns it off.
 
     Learns from the columns of :class:`DQNPolicy`, with observations of several agents, ``action``
     ``[B, A]`` int64 and ``reward`` ``[B, A]``. Masks are the key ``action_mask`` of observations.
@@ -45,14 +54,7 @@ class VDNPolicy(QLearningPolicy):
 
     def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
-        components = super().make_components()
-        agent = getattr(self.model, "agent", None)
-        if agent is None:
-            return components
-        # Collectors need no mixing network.
-        for component in components.values():
-            component.acts = False
-        return {**components, "agent": Component(agent, acts=True)}
+        return components_of_team(super().make_components(), self.model)
 
     def values_of(self, output: Any, rows: Sequence[int | str]) -> torch.Tensor:
         """Return the action values of a network's output."""
@@ -84,8 +86,23 @@ class VDNPolicy(QLearningPolicy):
         return loss, absolute, logged
 
 
-def mixed_value(network: Any, q: torch.Tensor, obs: Value) -> torch.Tensor:
-    """Return ``[B]``, the team's values that a network mixes of its agents' ``[B, A]``."""
+def components_of_team(
+    components: dict[str, Component[Any]], model: nn.Module
+) -> dict[str, Component[Any]]:
+    """Return an algorithm's components so that only the agents' network acts.
+
+    Collectors need no mixing network. A model without the attribute ``agent`` acts as a whole.
+    """
+    agent = getattr(model, "agent", None)
+    if agent is None:
+        return components
+    for component in components.values():
+        component.acts = False
+    return {**components, "agent": Component(agent, acts=True)}
+
+
+def mixed_value(network: Any, q: torch.Tensor, obs: Nested) -> torch.Tensor:
+    """Return ``[…]``, the team's values that a network mixes of its agents' ``[…, A]``."""
     value: torch.Tensor = network.mix(q, obs)
     return value
 
@@ -102,8 +119,8 @@ class QMIXPolicy(VDNPolicy):
     value of the agents' values. It is monotonic in each of them (equation 5), so each agent can
     still act greedily by itself, and the team's value can depend on who does what where.
 
-    Differences from the paper: agents have no memory, and the optimizer is Adam instead of
-    RMSprop.
+    Differences from the paper: agents have no memory, which :class:`RecurrentQMIXPolicy` gives
+    them, and the optimizer is Adam instead of RMSprop.
     """
 
     cfg: QMIXSettings

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from dmiddleware.model import RecurrentNetwork
 from dmiddleware.policy.action_codec import mask_of
@@ -16,13 +17,15 @@ from dmiddleware.policy.recurrent import Memory, check_sequences, with_successor
 from dmiddleware.rl import (
     mask_logit,
     nstep_return,
-    q_target,
     rescale_value,
     sequence_priority,
     take_rows,
-    td_loss,
+    taken_rows,
+    td_target,
     unscale_value,
+    weighted_mean,
 )
+from dmiddleware.rl.td import check_shape
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import Fraction, Whole
 from dmiddleware.tree import Batch, Columns, Nested, Value, index_rows
@@ -97,7 +100,9 @@ class R2D2Policy(QLearningPolicy):
     def setup(self) -> None:
         """Build the memory."""
         super().setup()
-        self.memory = Memory(self.model, self.codec, user=type(self).__name__)
+        self.memory = Memory(
+            self.model, self.codec, act_inputs=self.act_inputs, user=type(self).__name__
+        )
         self.act_inputs = self.memory.act_inputs
 
     def initial_state(self, n: int) -> torch.Tensor:
@@ -142,7 +147,12 @@ class R2D2Policy(QLearningPolicy):
 
     def check_batch(self, batch: Batch) -> Batch:
         """Refuse a batch that does not consist of sequences."""
-        check_sequences(batch, burn_in=self.burn_in, user=type(self).__name__)
+        check_sequences(
+            batch,
+            burn_in=self.burn_in,
+            user=type(self).__name__,
+            several_agents=self.several_agents,
+        )
         return super().check_batch(batch)
 
     def n_learned_rows(self, batch: Columns) -> int:
@@ -160,7 +170,9 @@ class R2D2Policy(QLearningPolicy):
         weight = mask.float()
         if "weight" in batch:
             weight = weight * batch["weight"]
-        loss, td_error = td_loss(online[:-1], action, target, weight=weight, criterion="mse")
+        obs = index_rows(batch["obs"], slice(start, None))
+        error = target - self.values_of_actions(self.q.module, online[:-1], action, obs)
+        loss, td_error = weighted_mean(error.square(), weight), error.detach()
         norm = self.q.step(loss)
         mean_target = _mean(target, mask)
         output = {
@@ -174,6 +186,23 @@ class R2D2Policy(QLearningPolicy):
         if "weight" in batch or self.cfg.priority:
             output["priority"] = sequence_priority(td_error, mask, eta=cfg.priority_eta)
         return output
+
+    def values_of_actions(
+        self, network: nn.Module, q: torch.Tensor, action: torch.Tensor, obs: Nested
+    ) -> torch.Tensor:
+        """Return the values ``[L, B]`` of the actions of rows.
+
+        Args:
+            network: the online or the target network.
+            q: ``[L, B, A]``, its values of all actions.
+            action: ``[L, B]`` int64.
+            obs: ``[L, B, …]``, in which the actions are chosen.
+
+        Raises:
+            StructureError: if the actions have another shape.
+        """
+        check_shape(q.shape[:-1], action=action)
+        return taken_rows(q, action)
 
     def _q_values(self, batch: Columns) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the values ``[L + 1, B, A]`` by the online and by the target network.
@@ -222,18 +251,17 @@ class R2D2Policy(QLearningPolicy):
             discount=self.cfg.discount,
         )
         # Row t's successor is the observation t + 1.
-        after = summed.bootstrap_row + 1
+        next_q, next_obs = target_network[1:], index_rows(batch["next_obs"], slice(start, None))
         allowed = mask_of(batch["next_obs"], batch.get("next_action_mask"))
-        if allowed is not None:
-            allowed = take_rows(allowed[start:], summed.bootstrap_row)
-        next_q = mask_logit(take_rows(target_network, after), allowed)
-        next_q_online = mask_logit(take_rows(online, after), allowed) if cfg.double else None
-        target = q_target(
-            unscale_value(next_q) if cfg.value_rescaling else next_q,
+        allowed = None if allowed is None else allowed[start:]
+        best = mask_logit(online[1:] if cfg.double else next_q, allowed).argmax(-1)
+        next_value = self.values_of_actions(self.q.target, next_q, best, next_obs)
+        bootstrap = take_rows(next_value, summed.bootstrap_row)
+        target = td_target(
+            unscale_value(bootstrap) if cfg.value_rescaling else bootstrap,
             summed.reward,
             summed.terminated,
             discount=summed.discount,
-            next_q_online=next_q_online,
         )
         return rescale_value(target) if cfg.value_rescaling else target
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from dmiddleware.errors import PolicyError, StructureError
-from dmiddleware.model import RecurrentNetwork
+from dmiddleware.model import Recurrent
 from dmiddleware.policy.action_codec import ActionCodec
 from dmiddleware.tree import Batch, Columns, Nested, map_leaves
 
@@ -23,26 +23,35 @@ class Memory:
     whether the previous action and reward are collected too.
 
     Args:
-        network: a :class:`~dmiddleware.model.RecurrentNetwork`.
+        network: a :class:`~dmiddleware.model.Recurrent` network.
         codec: maps previous actions to what the network sees.
+        act_inputs: what a policy of this class can see when it acts.
         user: the policy's name, for the message.
 
     Attributes:
-        act_inputs: what a policy with this network sees when it acts.
+        act_inputs: what the policy sees with this network.
 
     Raises:
-        PolicyError: if the network is not recurrent.
+        PolicyError: if the network is not recurrent, or asks for what the policy cannot see.
     """
 
-    def __init__(self, network: nn.Module, codec: ActionCodec, *, user: str) -> None:
-        if not isinstance(network, RecurrentNetwork):
+    def __init__(
+        self, network: nn.Module, codec: ActionCodec, *, act_inputs: Collection[str], user: str
+    ) -> None:
+        if not isinstance(network, Recurrent):
             raise PolicyError(
                 f"{user} needs a recurrent model, but {type(network).__name__} is not "
                 "a RecurrentNetwork; leave model out, or derive yours from RecurrentNetwork"
             )
+        if unseen := [name for name in network.act_inputs if name not in act_inputs]:
+            raise PolicyError(
+                f"{user} does not see {', '.join(unseen)} when it acts, but "
+                f"{type(network).__name__} asks for it; build the network with {unseen[0]}=False"
+            )
         self._network = network
         self._codec = codec
-        self.act_inputs: tuple[str, ...] = (*network.act_inputs, "action_mask")
+        usable = {*network.act_inputs, "action_mask"}
+        self.act_inputs: tuple[str, ...] = tuple(name for name in act_inputs if name in usable)
 
     def initial_state(self, n: int) -> torch.Tensor:
         """Return the state at the start of ``n`` episodes, ``[n, S]``: zeros."""
@@ -54,7 +63,7 @@ class Memory:
         seen: Columns | Mapping[str, Any],
         state: torch.Tensor,
         *,
-        network: RecurrentNetwork | None = None,
+        network: Recurrent | None = None,
         within_episode: bool = False,
         acts_only: bool = False,
     ) -> dict[str, torch.Tensor]:
@@ -80,22 +89,24 @@ class Memory:
         return output
 
 
-def check_sequences(batch: Batch, *, burn_in: int, user: str) -> None:
+def check_sequences(batch: Batch, *, burn_in: int, user: str, several_agents: bool = False) -> None:
     """Refuse a batch that does not consist of sequences with a state for each.
 
     Args:
         batch: what a buffer drew.
         burn_in: the rows of a sequence that are not learned from.
         user: the policy's name, for the message.
+        several_agents: whether each agent of a sequence has a state.
 
     Raises:
         StructureError: with the shapes, and how such a batch is drawn.
     """
     shape, n_state_dims = tuple(batch["mask"].shape), batch["state"].dim()
-    if len(shape) != 2 or shape[0] <= burn_in or n_state_dims != 2:
+    state_shape = "[B, A, S]" if several_agents else "[B, S]"
+    if len(shape) != 2 or shape[0] <= burn_in or n_state_dims != 2 + several_agents:
         raise StructureError(
             f"{user} learns from sequences [T, B, …] of more than burn_in={burn_in} rows, with one "
-            f"state [B, S] for each, but the column mask has shape {shape} and the state "
+            f"state {state_shape} for each, but the column mask has shape {shape} and the state "
             f"{n_state_dims} dimensions; build the buffer with unroll_len, and learn with "
             "OffPolicyLearner"
         )

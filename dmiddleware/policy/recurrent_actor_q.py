@@ -91,10 +91,10 @@ class RecurrentTDPolicy(TDPolicy):
     def setup(self) -> None:
         """Build the memory that acts, and refuse critics without one."""
         super().setup()
-        user = type(self).__name__
-        Memory(self.submodule("critic"), self.codec, user=user)
-        self.memory = Memory(self.submodule("actor"), self.codec, user=user)
-        self.act_inputs = tuple(name for name in self.memory.act_inputs if name != "action_mask")
+        shared: dict[str, Any] = {"act_inputs": self.act_inputs, "user": type(self).__name__}
+        Memory(self.submodule("critic"), self.codec, **shared)
+        self.memory = Memory(self.submodule("actor"), self.codec, **shared)
+        self.act_inputs = self.memory.act_inputs
 
     def initial_state(self, n: int) -> Tensor:
         """Return the actor's state at the start of ``n`` episodes, ``[n, S]``: zeros."""

@@ -58,7 +58,9 @@ class RecurrentPPOPolicy(PPOPolicy):
     def setup(self) -> None:
         """Build the memory."""
         super().setup()
-        self.memory = Memory(self.model, self.codec, user=type(self).__name__)
+        self.memory = Memory(
+            self.model, self.codec, act_inputs=self.act_inputs, user=type(self).__name__
+        )
         self.act_inputs = self.memory.act_inputs
 
     def initial_state(self, n: int) -> torch.Tensor:
@@ -80,7 +82,7 @@ class RecurrentPPOPolicy(PPOPolicy):
     ) -> dict[str, Any]:
         """Act on the observations and the state; see :meth:`Policy.act_eval`."""
         # A network of the user's own may take no further keywords.
-        acts_only = self.parts is not None
+        acts_only = self.parts is not None or self.several_agents
         output = self.memory.run(obs, kwargs, kwargs["state"], acts_only=acts_only)
         generator = None if deterministic else self.eval_generator
         acted = self.acted(output, obs, action_mask, generator)
@@ -88,7 +90,7 @@ class RecurrentPPOPolicy(PPOPolicy):
 
     def check_batch(self, batch: Batch) -> Batch:
         """Refuse rows that are not lanes."""
-        if batch["adv"].dim() != 2:
+        if batch["adv"].dim() != 2 + self.several_agents:
             raise StructureError(
                 f"{type(self).__name__} learns from lanes [T, B, …], but the column adv has shape "
                 f"{tuple(batch['adv'].shape)}; use StepCollector and OnPolicyLearner"
@@ -107,7 +109,7 @@ class RecurrentPPOPolicy(PPOPolicy):
             rows: the rows ``[N, …]`` before them, with the state before each row.
 
         Returns:
-            ``[N]`` float32, on the CPU.
+            ``[N]`` float32, or ``[N, A]`` of several agents, where the rows are.
 
         Raises:
             StructureError: without rows, because an observation alone has no value.
@@ -128,5 +130,5 @@ class RecurrentPPOPolicy(PPOPolicy):
             inputs = {name: self.as_obs(column) for name, column in inputs.items()}
             both = self.obs_norm(self.as_obs(stack([rows["obs"], obs])))
             output = self.memory.run(both, inputs, rows["state"].to(self.device))
-            value = value_output(output, (2, len(rows["is_first"])))[1]
+            value = value_output(output, self.rows_of(both, 2))[1]
         return self.as_return(value).to(self.draw_device)

@@ -20,9 +20,9 @@ from dmiddleware.errors import (
     StructureError,
 )
 from dmiddleware.policy.captured import CapturedFunction
+from dmiddleware.policy.compiled import CompiledFunction
 from dmiddleware.policy.component import Component, broken_weights, take_flag
 from dmiddleware.schedule import Counters, Schedule
-from dmiddleware.torch_private import compiler_traces_gradients
 from dmiddleware.tree import (
     Batch,
     Columns,
@@ -165,9 +165,8 @@ class UpdateRunner:
         self._components = components
         self._schedules = schedules
         self._on_gpu = device != "cpu"
-        self._compiles = compiles
         self._user = user
-        self._compiled: Callable[..., dict[str, Any]] | None = None
+        self._compiled = CompiledFunction(update) if compiles else None
         self._captured: CapturedFunction | None = None
         self._n_outputs = 0
         self.not_finite = torch.zeros((), device=device)
@@ -211,9 +210,6 @@ class UpdateRunner:
             if not path.startswith("learning_rate")
         }
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_compiled": None}
-
     def run(
         self,
         columns: Columns,
@@ -241,8 +237,6 @@ class UpdateRunner:
         """
         if self._rates or self._changing:
             self._follow_schedules(counters._replace(update=n_made))
-        if self._compiles and self._compiled is None:
-            self._compiled = self._compile()
         moved = [component for component, every in self._targets if (n_made + 1) % every == 0]
         if self._captured is None:
             output = (self._compiled or self._update)(columns, **drawn)
@@ -295,17 +289,6 @@ class UpdateRunner:
         if self._n_outputs % CHECK_EVERY == 0:
             self.check_skipped()
         return UpdateOutput(output, self.check_skipped)
-
-    def _compile(self) -> Callable[..., dict[str, Any]]:
-        compiler_traces_gradients()
-        compiled: Callable[..., dict[str, Any]]
-        compiled = torch.compile(  # type: ignore[call-overload]  # stubs of torch 2.13
-            self._update,
-            fullgraph=True,
-            isolate_recompiles=True,
-            options={"guard_filter_fn": _guards_to_keep},
-        )
-        return compiled
 
     def check_skipped(self) -> None:
         """Raise if a step was skipped since the last check.
@@ -421,20 +404,6 @@ def _first_odd_value(batch: Batch) -> str | None:
                 place = bad[0].tolist()
                 return f"whose column {path!r} has {leaf[tuple(place)].item()} at {place}"
     return None
-
-
-def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
-    """Return which of the compiler's guards to check before each call: those that may fail.
-
-    Most guards are about modules and about the code of the update, which stay what they are.
-    Checking all of them takes longer than some updates. Guards of the batch, and of what else the
-    policy holds, are kept.
-    """
-    filters: list[Callable[..., list[bool]]] = [
-        torch.compiler.skip_guard_on_all_nn_modules_unsafe,
-        torch.compiler.skip_guard_on_globals_unsafe,
-    ]
-    return [all(answers) for answers in zip(*(keep(guards) for keep in filters), strict=True)]
 
 
 def _is_scalar(value: object) -> bool:

@@ -47,7 +47,8 @@ class WQMIXPolicy(VDNPolicy):
     With α = 1, both are QMIX with central targets. In targets, the target copy of the central
     network judges the joint action that is the best by the monotonic one.
 
-    Differences from the paper: agents have no memory, and the optimizer is Adam instead of RMSprop.
+    Differences from the paper: agents have no memory (:class:`RecurrentQMIXPolicy` is QMIX with
+    one), and the optimizer is Adam instead of RMSprop.
 
     Learns from the columns of :class:`VDNPolicy`.
     """

@@ -60,7 +60,8 @@ class ActingPolicy:
         policy: as given.
 
     Raises:
-        ConfigError: if the policy does not say which observations it takes.
+        ConfigError: if the policy does not say which observations it takes, or needs an env for the
+            actions of several agents.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -72,6 +73,11 @@ class ActingPolicy:
         names = {*self._names, "is_first"} - {"prev_reward"}
         if policy.spaces is None:
             codec: ActionCodec | None = policy.codec
+            if policy.several_agents and "prev_action" in names:
+                raise ConfigError(
+                    f"this {type(policy).__name__} acts on the agents' previous actions, and has "
+                    "met no env that says what they are; build it with for_env(env)"
+                )
         else:
             codec = previous_action_codec(names, policy.spaces[1])
         self._new_memory = partial(ActingMemory, names, policy.initial_state, codec)

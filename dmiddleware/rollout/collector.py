@@ -322,6 +322,27 @@ class RolloutCollector(Stepper):
         """
         return self._store.take_waiting()
 
+    def missing_in_lanes(self, n_sample: int) -> int:
+        """Return how many rows :meth:`take_lanes` would lack."""
+        n_steps = -(-n_sample // self.env_num)
+        lacks = int((n_steps - self._store.counts).clip(0).sum())
+        return 0 if lacks and self._can_fill(n_steps, {}) else lacks
+
+    def take_lanes(self, n_sample: int) -> Batch:
+        """Take the rows that wait, as many of every env; the others wait on.
+
+        Args:
+            n_sample: the least number of rows, none of which is missing.
+
+        Returns:
+            A batch ``[T, E, …]``, of lanes as :meth:`collect` has them.
+        """
+        sources: dict[int, int] = {}
+        n_steps, n_whole = -(-n_sample // self.env_num), int(self._store.counts.min())
+        if n_whole < n_steps:
+            self._can_fill(n_steps, sources)
+        return self._store.take_rectangle(max(n_steps, n_whole), sources, self._split_episode)
+
     def _is_on_device(self) -> bool:
         """Return whether rows are collected on a device; launches the envs if they are closed."""
         self._open()

@@ -94,6 +94,7 @@ class DeviceRollout:
 
     def __init__(self, mode: CollectMode, manager: VectorEnvManager) -> None:
         self._mode, self._manager = mode, manager
+        mode.step_together()
         self._device: torch.device = manager.device
         self._env_num = manager.env_num
         self._all_ids: IdArray = np.arange(manager.env_num)
@@ -319,7 +320,7 @@ class DeviceRollout:
         stacked = {
             name: stack([columns[name] for columns in rows.columns]) for name in rows.columns[0]
         }
-        missing = torch.full_like(stacked["reward"][0], torch.nan)
+        missing = torch.full_like(stacked["done"][0], torch.nan, dtype=stacked["reward"].dtype)
         for name, steps in reports.items():
             if any(column is not None for column in steps):
                 stacked[name] = torch.stack(
@@ -342,7 +343,10 @@ class DeviceRollout:
         """Find out which episodes ended, in one transfer, and give each row the id of its own."""
         done, success, reported = rows["done"], rows.pop(_SUCCESS, None), rows.pop(_RETURN, None)
         shape = done.shape
-        episode_return, length = self._sums_so_far(rows["reward"].double(), done)
+        reward = rows["reward"].double()
+        if reward.dim() > done.dim():  # of several agents
+            reward = reward.mean(-1)
+        episode_return, length = self._sums_so_far(reward, done)
         shown = episode_return.float()
         if reported is not None:
             shown = reported.where(~reported.isnan(), shown)
@@ -478,7 +482,7 @@ def _reported(step: DeviceStep, keys: Sequence[str]) -> torch.Tensor | None:
     for infos in (step.last_infos or {}, step.infos):
         for key in keys:
             value = infos.get(key)
-            if isinstance(value, torch.Tensor) and value.shape == step.reward.shape:
+            if isinstance(value, torch.Tensor) and value.shape == step.done.shape:
                 return value.detach().to(step.reward)
     return None
 

@@ -44,6 +44,9 @@ class OpponentPool:
     StarCraft II using multi-agent reinforcement learning", 2019). The games of a
     :class:`~dmiddleware.rollout.Game` are counted (:meth:`record`); older ones count less.
 
+    In such games, versions may have memories, and may act for a whole team; opponents in an
+    :class:`~dmiddleware.env.OpponentEnv` see observations and action masks alone.
+
     Attributes:
         elo: the Elo rating of the policy; it starts at 1200.
         n_recorded: the games that were counted.
@@ -55,8 +58,7 @@ class OpponentPool:
         policy_kwargs: passed to the opponents' forward, such as ``{"eps": 0.05}``.
 
     Raises:
-        ConfigError: if ``size`` is not positive, or a policy needs more than observations and
-            action masks to act.
+        ConfigError: if ``size`` is not positive.
     """
 
     @takes_options
@@ -143,33 +145,41 @@ class OpponentPool:
             obs: the observation, without a leading axis.
             mask: which actions it may take, ``[A]``; None: all.
             rng: seeds what is random in it.
+
+        Raises:
+            ConfigError: if the policy needs more than the observation and the mask, as one with a
+                memory does.
         """
-        rows = map_leaves(lambda leaf: np.asarray(leaf)[None], obs)
-        allowed = None if mask is None else from_numpy(mask[None] != 0)
-        action = self.act_rows(number, from_numpy(rows), allowed, rng)
+        mode = self._version(number)
+        check_sees_games([mode], user=_USER)
+        rows = from_numpy(map_leaves(lambda leaf: np.asarray(leaf)[None], obs))
+        inputs = {}
+        if mask is not None and "action_mask" in mode.spec.act_inputs:
+            inputs["action_mask"] = from_numpy(mask[None] != 0)
+        action = self.act_rows(number, rows, inputs, rng)["action"]
         plain = index_rows(to_numpy(action), 0)
         return plain[()] if getattr(plain, "ndim", None) == 0 else plain
 
     def act_rows(
-        self, number: int, obs: Value, mask: Value | None, rng: np.random.Generator
-    ) -> Value:
-        """Return the actions of a version, ``[R, …]``.
+        self, number: int, obs: Value, inputs: Mapping[str, Any], rng: np.random.Generator
+    ) -> dict[str, Any]:
+        """Return what a version returns for observations: ``action`` ``[R, …]``, and maybe more.
 
         Args:
             number: the version, as :meth:`draw` has returned it.
             obs: the observations, ``[R, …]``.
-            mask: which actions it may take, ``[R, A]`` bool; None: all.
+            inputs: what it sees in addition, ``[R, …]`` by keyword.
             rng: seeds what is random in it.
         """
         mode = self._version(number)
         # A version plays in several envs. Its own random numbers would depend on their order, and
         # its state does not have them.
         mode.seed(int(rng.integers(2**63)))
-        inputs = {}
-        if mask is not None and "action_mask" in mode.spec.act_inputs:
-            inputs["action_mask"] = mask
-        action: Value = mode.forward(obs, **inputs, **self._kwargs)["action"]
-        return action
+        return dict(mode.forward(obs, **inputs, **self._kwargs))
+
+    def new_mode(self) -> CollectMode:
+        """Make a policy, into which a version can be loaded, and return its collect mode."""
+        return as_collect_mode(self._make_policy(), user=_USER)
 
     def record(self, number: int, result: Literal["wins", "draws", "losses"]) -> None:
         """Count a game of the policy against a version.
@@ -248,8 +258,7 @@ class OpponentPool:
         return sorted((n for n in self._versions if n >= first), key=lambda n: n % self._size)
 
     def _put(self, number: int, state: dict[str, Any]) -> None:
-        mode = as_collect_mode(self._make_policy(), user=_USER)
-        check_sees_games([mode], user=_USER)
+        mode = self.new_mode()
         mode.load_state_dict(state)
         self._versions[number] = mode
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -31,7 +32,8 @@ from dmiddleware.rollout.game import Game, Seat, TeamEnvs
 from dmiddleware.rollout.opponents import OpponentPool
 from dmiddleware.rollout.stepper import Stepper
 from dmiddleware.seeding import derive_seed
-from dmiddleware.tree import from_numpy, to_numpy
+from dmiddleware.tree import Value, assign_rows, map_leaves
+from dmiddleware.tree import index_rows as index_tree
 
 __all__ = ["Frozen", "Player", "against", "envs_for", "make_seat"]
 
@@ -150,15 +152,19 @@ class _PolicySeat(Stepper):
             self._begin_all()
 
 
+def _seed_of(game: Game, team: str) -> int | None:
+    """Return a seed for what plays for a team; None: the games have none."""
+    settings = game.env_manager.settings
+    seed = settings.seed if isinstance(settings, EnvSettings) else None
+    first = seed if isinstance(seed, int) or seed is None else next(iter(seed), None)
+    return None if first is None else derive_seed(int(first), "seat", team)
+
+
 class _Seat:
     """Acts for those agents of a team whose turn it is."""
 
     def __init__(self, game: Game, team: str) -> None:
         self._envs = game[team]
-        settings = game.env_manager.settings
-        seed = settings.seed if isinstance(settings, EnvSettings) else None
-        first = seed if isinstance(seed, int) or seed is None else next(iter(seed), None)
-        self._seed = None if first is None else derive_seed(int(first), "seat", team)
         self._actions = map_arrays(
             np.zeros_like, allocate(self._envs.action_space, self._envs.env_num)
         )
@@ -210,7 +216,7 @@ class _RandomSeat(_Seat):
     def __init__(self, game: Game, team: str) -> None:
         super().__init__(game, team)
         self._space = copy.deepcopy(self._envs.action_space)
-        self._space.seed(self._seed)
+        self._space.seed(_seed_of(game, team))
         self._collate = make_collate(self._space)
 
     def _act(self, env_ids: IdArray, obs: Any, mask: torch.Tensor | None) -> NestedArrays:
@@ -226,15 +232,17 @@ class _RandomSeat(_Seat):
         set_space_state(self._space, state["space"])
 
 
-class _PoolSeat(_Seat):
+class _PoolSeat(_PolicySeat):
     """Past versions of a policy, one drawn for each game."""
 
     def __init__(self, game: Game, team: str, pool: OpponentPool) -> None:
-        super().__init__(game, team)
+        mode = pool.new_mode()
+        envs = envs_for(game, team, mode)
+        super().__init__(replace(mode, forward=self._act), envs)
         self._game, self._team, self._pool = game, team, pool
-        self._rng = np.random.default_rng(self._seed)
+        self._rng = np.random.default_rng(_seed_of(game, team))
         self._drawn: dict[int, int] = {}
-        self._n_agent = self._envs.env_num // game.env_num
+        self._n_rows = envs.env_num // game.env_num  # of a game
         pool.follow(self)
 
     @property
@@ -254,29 +262,39 @@ class _PoolSeat(_Seat):
         for game in self._game.begun:
             del self._drawn[game]
 
-    def _act(self, env_ids: IdArray, obs: Any, mask: torch.Tensor | None) -> NestedArrays:
-        numbers = np.array([self._drawn[env // self._n_agent] for env in env_ids.tolist()])
-        actions = allocate(self._envs.action_space, len(env_ids))
+    def _act(self, obs: Value, *, env_id: IdArray, **inputs: Value) -> dict[str, Any]:
+        """Let the versions act that play in these envs; see :class:`CollectMode`."""
+        numbers = np.array([self._drawn[env // self._n_rows] for env in env_id.tolist()])
+        columns: dict[str, Any] = {}
         for number in sorted(set(numbers.tolist())):
-            rows = np.flatnonzero(numbers == number)
-            index = torch.from_numpy(rows)
-            chosen = from_numpy(map_arrays(lambda array, at=rows: array[at], obs))
-            allowed = None if mask is None else mask[index]
-            acted = self._pool.act_rows(number, chosen, allowed, self._rng)
-            actions = replace_rows(actions, rows, to_numpy(acted))
-        return actions
+            rows = torch.from_numpy(np.flatnonzero(numbers == number))
+            chosen = {name: index_tree(column, rows) for name, column in inputs.items()}
+            output = self._pool.act_rows(number, index_tree(obs, rows), chosen, self._rng)
+            for name, column in output.items():
+                if name not in columns:
+                    columns[name] = map_leaves(partial(_zeros, n=len(numbers)), column)
+                assign_rows(columns[name], rows, column)
+        return columns
 
     def restart(self) -> None:
+        super().restart()
         self._drawn.clear()
 
     def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to continue the present games."""
         drawn = [self._drawn.get(game, -1) for game in range(self._game.env_num)]
         return {**super().state_dict(), "drawn": drawn, "rng": generator_to_text(self._rng)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore what :meth:`state_dict` returned."""
         self._drawn = {game: n for game, n in enumerate(state["drawn"]) if n >= 0}
         self._rng = generator_from_text(state["rng"])
+        return super().load_state_dict(state)
+
+
+def _zeros(leaf: torch.Tensor, *, n: int) -> torch.Tensor:
+    """Return ``n`` rows of zeros like those of a tensor."""
+    return leaf.new_zeros((n, *leaf.shape[1:]))
 
 
 def _result(lead: float) -> Literal["wins", "draws", "losses"]:

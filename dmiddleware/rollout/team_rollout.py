@@ -60,6 +60,9 @@ class TeamRollout:
             mode = as_collect_mode(player, user="TeamRollout")  # type: ignore[arg-type]
             self.modes[team] = mode
             self.workers[team] = RolloutCollector(mode, envs_for(game, team, mode))
+        self._lanes = {
+            team for team, mode in self.modes.items() if mode.spec.minibatch_unit == "lanes"
+        }
         if not self.workers:
             raise ConfigError("no team learns; give at least one of them a policy")
         self._leader = next(iter(self.workers))
@@ -69,22 +72,9 @@ class TeamRollout:
         game.seat(self._leader, {**seats, **learners})
 
     def start(self) -> None:
-        """Launch the games if they are closed.
-
-        Raises:
-            ConfigError: if agents take turns, and a policy learns from whole lanes ``[T, E, …]``.
-        """
+        """Launch the games if they are closed."""
         for worker in self.workers.values():
             worker.start()
-        if not self.game.env_manager.get_attr("takes_turns")[0]:
-            return
-        for team, mode in self.modes.items():
-            if mode.spec.minibatch_unit == "lanes":
-                raise ConfigError(
-                    f"the policy of team {team!r}, {mode.spec.kind.__name__}, learns from lanes of "
-                    "equal length, but agents that take turns do not act equally often; use an "
-                    "algorithm that learns from single rows, such as PPO or DQN"
-                )
 
     def step(self, team: str) -> None:
         """Let a team that learns act, and keep its rows."""
@@ -107,11 +97,12 @@ class TeamRollout:
         Returns:
             By team, the transitions that are complete: ``[T, E', …]`` if all agents of the team
             have acted in each step, as :meth:`RolloutCollector.collect` returns them; else
-            ``[R, …]``, env by env. The rest of their episodes follows in the next call.
+            ``[R, …]``, env by env. For a policy that learns from lanes, always ``[T, E', …]``: rows
+            that do not fit wait for the next call. The rest of their episodes follows there, too.
 
         Raises:
             ValueError: if ``n_sample`` is not positive.
-            EnvTimeout: if a team makes no transition in 1,000 steps of the games.
+            EnvTimeout: if a team makes no transition that it needs in 1,000 steps of the games.
         """
         if n_sample <= 0:
             raise ValueError(f"n_sample must be positive, got {n_sample}")
@@ -120,19 +111,29 @@ class TeamRollout:
         self._kwargs = dict(policy_kwargs or {})
         for team, worker in self.workers.items():
             worker.begin_call((train_iter or {}).get(team, 0))
-        waiting = {team: worker.waiting_steps for team, worker in self.workers.items()}
+        missing = {team: self._missing(team, n_sample) for team in self.workers}
         n_idle = dict.fromkeys(self.workers, 0)
-        while any(n < n_sample for n in waiting.values()):
+        while any(missing.values()):
             self.step(self._leader)
-            for team, worker in self.workers.items():
-                before, waiting[team] = waiting[team], worker.waiting_steps
-                n_idle[team] = n_idle[team] + 1 if waiting[team] == before else 0
-                if n_idle[team] >= _PATIENCE and waiting[team] < n_sample:
+            for team in self.workers:
+                before, missing[team] = missing[team], self._missing(team, n_sample)
+                n_idle[team] = n_idle[team] + 1 if missing[team] == before else 0
+                if n_idle[team] >= _PATIENCE and missing[team]:
                     raise EnvTimeout(
-                        f"no agent of team {team!r} has completed a transition in {_PATIENCE} "
+                        f"an agent of team {team!r} has completed no transition in {_PATIENCE} "
                         "steps of the games; if it does not take part, let a function play for it"
                     )
-        return {team: worker.take() for team, worker in self.workers.items()}
+        return {
+            team: worker.take_lanes(n_sample) if team in self._lanes else worker.take()
+            for team, worker in self.workers.items()
+        }
+
+    def _missing(self, team: str, n_sample: int) -> int:
+        """Return how many rows a team still needs."""
+        worker = self.workers[team]
+        if team in self._lanes:
+            return worker.missing_in_lanes(n_sample)
+        return max(n_sample - worker.waiting_steps, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the games, unfinished episodes, counters and generators."""

@@ -79,9 +79,10 @@ def _summary(state: Any, path: Path) -> Iterator[tuple[str, str]]:
             yield "updates", _count(values.get("train_iter"))
             yield "evaluation", _figure(values.get("last_eval_value"))
             yield "holds", ", ".join(map(str, parts))
-            if path.resolve().parent.name == _SNAPSHOTS:
-                run = shlex.quote(str(path.parent.parent))
-                yield "to continue", f"ditask resume {run}"
+            # A learner of a named part saves to a folder of its own in that of the run.
+            folders = (path.parent, path.parent.parent)
+            for folder in [each for each in folders if each.resolve().name == _SNAPSHOTS][:1]:
+                yield "to continue", f"ditask resume {shlex.quote(str(folder.parent))}"
 
 
 def _space(space: Any) -> str:

@@ -168,14 +168,18 @@ def _results(result: Mapping[str, float]) -> Iterator[str]:
 
 def _result_of(run: Path, part: str | None) -> dict[str, float]:
     """Return the numbers of a run's result; a file that is cut or damaged may lack some."""
-    try:
-        result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if part is not None and isinstance(result, dict):
-        result = (result.get("parts") or {}).get(part)
-    values = result.items() if isinstance(result, dict) else ()
-    return {name: value for name, value in values if isinstance(value, (int, float))}
+    # A part may have been learned in a process of its own, which has a file of its own.
+    files = [run / "result.json", *(sorted(run.glob("result.*.json")) if part is not None else ())]
+    for file in files:
+        try:
+            result = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if part is not None and isinstance(result, dict):
+            result = (result.get("parts") or {}).get(part)
+        if isinstance(result, dict):
+            return {n: value for n, value in result.items() if isinstance(value, (int, float))}
+    return {}
 
 
 def _commit(config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Small environments of published experiments: three that need a memory, one for two agents."""
+"""Small environments: four that need a memory, two of them for several agents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from dmiddleware.env import AgentSpaces, team_spaces
 
-__all__ = ["Recall", "TwoStepGame", "cartpole_positions", "pendulum_positions"]
+__all__ = ["Recall", "TeamRecall", "TwoStepGame", "cartpole_positions", "pendulum_positions"]
 
 Obs: TypeAlias = npt.NDArray[np.float32]
 
@@ -75,6 +75,59 @@ class Recall(gym.Env[Obs, Any]):
         if place is not None:
             obs[place] = 1.0
         return obs
+
+
+class TeamRecall(gym.Env[dict[str, Any], Any]):
+    """:class:`Recall` for a team: each agent is shown a cue of its own.
+
+    In the last step, all agents get the share of agents that name their cues. The state is all
+    cues, in every step; a centralized critic sees it, and actors do not. Without memories, the best
+    possible return is ``1 / n_cues`` on average; with a memory of each agent it is 1.
+
+    Args:
+        n_agent: number of agents.
+        n_cues: number of cues and of actions.
+        delay: number of steps between the cue and the last step.
+    """
+
+    def __init__(self, n_agent: int = 2, n_cues: int = 4, delay: int = 4) -> None:
+        agent = AgentSpaces(
+            n_agent,
+            observation=spaces.Box(0.0, 1.0, (n_cues + 1,), np.float32),
+            action=spaces.Discrete(n_cues),
+            state=spaces.Box(0.0, 1.0, (n_agent * n_cues,), np.float32),
+        )
+        self.observation_space, self.action_space = team_spaces(agent)
+        self._n_agent, self._n_cues, self._delay = n_agent, n_cues, delay
+        self._cues, self._t = np.zeros(n_agent, np.int64), 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Show each agent another cue."""
+        super().reset(seed=seed)
+        self._cues, self._t = self.np_random.integers(self._n_cues, size=self._n_agent), 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+        """Move on by one step; in the last one, check the actions."""
+        self._t += 1
+        is_over = self._t == self._delay + 2
+        share = np.mean(action == self._cues) if is_over else 0.0
+        return self._obs(), np.full(self._n_agent, share), is_over, False, {}
+
+    def _obs(self) -> dict[str, Any]:
+        one_hot = np.eye(self._n_cues + 1, dtype=np.float32)
+        cues, agents = one_hot[self._cues], np.zeros((self._n_agent, self._n_cues + 1), np.float32)
+        if self._t == 0:
+            agents = cues
+        elif self._t > self._delay:
+            agents[:, -1] = 1.0
+        return {
+            "agents": agents,
+            "agent_mask": np.ones(self._n_agent, np.int8),
+            "state": cues[:, :-1].flatten(),
+        }
 
 
 # By the second state, and the actions of both agents (table 1 of Rashid et al., 2018).

@@ -99,6 +99,7 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ContextExc
         ratio = settings.samples_per_insert
         self._pace = None if ratio is None else Pace(ratio / Ranks().size)
         self._side: LearnerData | FollowerData | RankCounters | None = None
+        self._exchangers: list[ContextExchanger] = []
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject a task that has not been given its rank."""
@@ -120,6 +121,11 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ContextExc
                 f"each other; give it processes of its own, as in --roles collector:{name}=1"
             )
 
+    def bind(self, chain: ChainView) -> None:
+        """Find the exchangers of all parts."""
+        everything = chain.whole.middleware
+        self._exchangers = [each for each in everything if isinstance(each, ContextExchanger)]
+
     def setup(self, task: Task[Any]) -> None:
         """Subscribe to the events of the other nodes, and let several ranks decide on stops."""
         ranks, settings = Ranks(), self.settings
@@ -130,7 +136,11 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ContextExc
             self._side = RankCounters(task, ranks) if ranks.size > 1 else None
         elif task.has_role(Role.LEARNER):
             self._side = LearnerData(
-                task, pace=self._pace, timeout_s=settings.timeout_s, part=settings.name
+                task,
+                pace=self._pace,
+                timeout_s=settings.timeout_s,
+                on_collected=self._take_evaluated,
+                part=settings.name,
             )
         else:
             self._side = FollowerData(
@@ -154,6 +164,16 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ContextExc
         if task.finish and task.router is not None:
             raise SkipRest
         yield from side(ctx)
+
+    def _take_evaluated(self, ctx: OnlineRLContext) -> None:
+        """Take the evaluations of all parts in the last exchanger of the chain.
+
+        Those before it may have taken data, but a stop can end the step while a later one waits.
+        Observers would not see what was taken before.
+        """
+        sides = [each._side for each in self._exchangers if isinstance(each._side, LearnerData)]
+        for side in sides if sides[-1] is self._side else ():
+            side.take_evaluated(ctx.whole if side.part is None else ctx.whole.part(side.part))
 
     def pending_steps(self) -> int:
         """Return the number of evaluations that arrived and were not passed to observers yet."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -42,12 +42,24 @@ class LearnerData:
         task: the task, which has a router.
         pace: holds the learner to its pace; None: each step takes one batch.
         timeout_s: how long to wait while no node can bring data.
+        on_collected: called with the context when it waits for nothing more in a step.
         part: the named part of the chain that it learns; None: the whole chain.
+
+    Attributes:
+        part: as given.
     """
 
     def __init__(
-        self, task: Task[Any], *, pace: Pace | None, timeout_s: float, part: str | None = None
+        self,
+        task: Task[Any],
+        *,
+        pace: Pace | None,
+        timeout_s: float,
+        on_collected: Callable[[OnlineRLContext], None],
+        part: str | None = None,
     ) -> None:
+        self.part = part
+        self._on_collected_all = on_collected
         self._pace = pace
         self._consumed = of_part(CONSUMED, part)
         self._ranks = Ranks()
@@ -73,7 +85,7 @@ class LearnerData:
             self._pace.begin_step(ctx)
         if not task.has_role(Role.COLLECTOR):
             self._take_collected(ctx, task)
-        self.take_evaluated(ctx)
+        self._on_collected_all(ctx)
         yield
         if self._pace is not None:
             self._pace.end_step(ctx)

@@ -43,7 +43,7 @@ OFF_POLICY: Final = default_settings(
         *("sac", "td3", "ddpg", "d4pg", "tqc", "crossq", "fasttd3", "pdqn"),
         *("sac_recurrent", "td3_recurrent"),
         *("ppo_offpolicy", "ppg_offpolicy"),
-        *("qmix", "wqmix", "vdn"),
+        *("qmix", "wqmix", "vdn", "qmix_recurrent"),
     )
 )
 """The algorithms of :func:`off_policy`, and their default settings."""

@@ -40,7 +40,10 @@ from middleware.termination import TerminationChecker
 __all__ = ["ON_POLICY", "on_policy"]
 
 ON_POLICY: Final = default_settings(
-    ("ppo", "ppg", "pg", "a2c", "impala", "pqn", "ppo_recurrent", "ippo", "mappo")
+    (
+        *("ppo", "ppg", "pg", "a2c", "impala", "pqn", "ppo_recurrent"),
+        *("ippo", "mappo", "ippo_recurrent", "mappo_recurrent"),
+    )
 )
 """The algorithms of :func:`on_policy`, and their default settings."""
 

@@ -64,7 +64,8 @@ def eval_settings(
 
 def draws_by_priority(policy: PolicySettings) -> bool:
     """Return whether a policy with these settings returns priorities, by which rows are drawn."""
-    return isinstance(policy, R2D2Settings) or (isinstance(policy, TDSettings) and policy.priority)
+    always = type(policy) is R2D2Settings  # of the algorithms with this base, it alone
+    return always or (isinstance(policy, TDSettings) and policy.priority)
 
 
 def make_replay(

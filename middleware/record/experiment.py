@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +86,7 @@ class ExperimentResult:
     Attributes:
         path: the run's folder.
         mean_return: the mean return over ``n_episode`` fresh episodes of the policy with the best
-            evaluation. It is NaN without an evaluator, in a process that is not the learner, and
+            evaluation. It is NaN without an evaluator, in a process that does not learn it, and
             after an error or a signal.
         last_return: the same for the policy at the end of the run.
         n_episode: the number of these episodes.
@@ -96,7 +96,7 @@ class ExperimentResult:
             includes the time up to the snapshot.
         evaluations: for each evaluation the env step (offline: the update) and the mean return.
         other_evaluations: the same of the evaluators that are not primary, by their names.
-        parts: the outcomes of the named parts of the chain, by name.
+        parts: the outcomes of the named parts of the chain that this process learned, by name.
         part: the name of the part of which it is the outcome; None: the whole chain.
     """
 
@@ -127,6 +127,7 @@ class ExperimentResult:
     def save(self) -> None:
         """Write ``result.json`` to the run's folder, with everything but the path.
 
+        A learner of a named part that does not lead the run writes ``result.node-<id>.json``.
         Numbers that are not finite become null.
 
         Raises:
@@ -200,7 +201,9 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
 
     The position in the chain does not matter, because it works on the way back. In a run of several
     processes all of them share the folder, and the learner prints the result. If several ranks
-    learn, rank 0 does all this, and the others write only their text logs.
+    learn, rank 0 does all this, and the others write only their text logs. A process that learns a
+    named part alone evaluates its policy at the end and prints its result, too. Its files have the
+    number of its node in their names: ``result.node-1.json``.
 
     A file that only informs and cannot be written, because the disk is full for example, is a
     warning. A policy that cannot be saved is an error.
@@ -331,10 +334,7 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
             "bar": self._bar,
         }
         self._parts = {
-            name: part
-            for name, part in parts.items()
-            if name == "logger" or any(map(_seen_by(part, task).has_role, _roles_of(part)))
-            if task.rank == 0 or not Declarations.of(part).lead_only
+            name: part for name, part in parts.items() if name == "logger" or _is_for(part, task)
         }
         # The first part is the first on the way back.
         self._recorders = Chain(
@@ -410,7 +410,7 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
             self._save_result(self._make_result(task, train_s, {}), task)
             returns = {part: self._judge(part, task) for part in self._policies}
             self._save_result(self._make_result(task, train_s, returns), task)
-            if self.run.is_lead and task.stopped_ok:
+            if self._reports(task) and task.stopped_ok:
                 self._print(str(self._result))
             if self.run.is_lead and is_signal_reason(task.stop_reason):
                 self._print(self._continuation())
@@ -459,13 +459,14 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
     def _judge(self, part: str | None, whole_task: Task[Any]) -> tuple[list[float], list[float]]:
         """Return the returns of the best and of the last policy in fresh episodes.
 
-        They are empty without an evaluator, in other processes, and after an error or a signal.
+        They are empty without an evaluator, in processes that do not learn it, and after an error
+        or a signal.
         """
         task = whole_task if part is None else whole_task.part(part)
         interrupted = (task.stop_reason or "").startswith("received SIG")
-        judges = self.run.is_lead and task.stopped_ok and not interrupted
+        judges = _learns(part, whole_task) and task.stopped_ok and not interrupted
         evaluator = self._evaluators.get(part)
-        if evaluator is None or not judges or not task.has_role(Role.LEARNER):
+        if evaluator is None or not judges:
             return [], []
         seed = task.seed_for("fresh episodes")
         states = [load_checkpoint(path_in(self.run, part)) for path_in in (_best_ckpt, _final_ckpt)]
@@ -474,9 +475,10 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
             last = self._fresh_returns(evaluator, states[1], seed)
             if task.ctx.last_eval_iter < task.ctx.train_iter and _mean(last) > _mean(best):
                 _log.warning(
-                    "the last policy has a mean return of %.1f in fresh episodes, and the best "
+                    "the last policy%s has a mean return of %.1f in fresh episodes, and the best "
                     "one %.1f: the run ended before the last one was evaluated. The last policy is "
                     "in %s; evaluate more often, so that it can be the best",
+                    "" if part is None else f" of {part}",
                     _mean(last),
                     _mean(best),
                     _final_ckpt(self.run, part),
@@ -545,9 +547,13 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         A run that was refused, as one with other settings, has no result.
         """
         self._result = result
-        if self.run.is_lead and (task.stopped_ok or self._has_run):
+        if self._reports(task) and (task.stopped_ok or self._has_run):
             with self._saving:
                 result.save()
+
+    def _reports(self, task: Task[Any]) -> bool:
+        """Return whether this process has a result: it leads the run, or learns a policy."""
+        return self.run.is_lead or any(_learns(part, task) for part in self._policies)
 
     def _fresh_returns(
         self, evaluator: InteractionEvaluator, state: Mapping[str, Any], seed: int
@@ -560,7 +566,8 @@ class FinalCtxSaver(BaseMiddleware[Context]):
 
     The file has the kept fields of the context that are numbers, strings, booleans or None
     (numbers that are not finite become null), and ``stop_reason``. If it cannot be written, a
-    warning says so. In a run of several processes the learner writes it.
+    warning says so. In a run of several processes the learner writes it; one of a named part writes
+    its own, ``final_ctx.node-<id>.json``.
 
     Args:
         run: the folder.
@@ -570,12 +577,13 @@ class FinalCtxSaver(BaseMiddleware[Context]):
     """
 
     roles = (Role.LEARNER,)
+    with_parts = True
     lead_only = True
 
     @takes_options
     def __init__(self, run: RunFolder) -> None:
         self._run = check_run_folder(run, user="FinalCtxSaver")
-        self._path = run.path / "final_ctx.json"
+        self._path = run.final_ctx_path
         self._best_effort = BestEffort(f"write {self._path}")
         self._task: Task[Any] | None = None
 
@@ -627,8 +635,20 @@ def _on_its_context(part: BaseMiddleware[Any]) -> Callable[[Any], object]:
     return part if name is None else lambda ctx: part(ctx.part(name))
 
 
-def _roles_of(part: object) -> Collection[str]:
-    return Declarations.of(part).roles
+def _learns(part: str | None, task: Task[Any]) -> bool:
+    """Return whether this process learns the policy of a part, and of several ranks is rank 0."""
+    view = task if part is None else task.part(part)
+    return task.rank == 0 and view.has_role(Role.LEARNER)
+
+
+def _is_for(recorder: BaseMiddleware[Any], task: Task[Any]) -> bool:
+    """Return whether a recorder runs in this process."""
+    declares = Declarations.of(recorder)
+    if task.rank and declares.lead_only:
+        return False
+    parts = task.chain.parts if declares.with_parts else ()
+    views = [_seen_by(recorder, task), *map(task.part, parts)]
+    return any(view.has_role(role) for view in views for role in declares.roles)
 
 
 def _envs_of(chain: ChainView, evaluator: InteractionEvaluator | None) -> dict[str, Any]:

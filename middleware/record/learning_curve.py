@@ -49,7 +49,7 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
     the same folder writes.
 
     The position in the chain does not matter, because it works on the way back. In a run of several
-    processes the learner draws it.
+    processes the learner draws it; one of a named part draws its own, to ``curve.node-<id>.png``.
 
     Args:
         run: the folder for the picture.
@@ -64,6 +64,7 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
     """
 
     roles = (Role.LEARNER,)
+    with_parts = True
     lead_only = True
     reads = ("train_iter",)
     last_step = True

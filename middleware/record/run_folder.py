@@ -54,7 +54,8 @@ class RunFolder(Closing):
         └── videos/         of evaluations, if the evaluator makes any (MetricsLogger)
 
     All processes of a run that ``ditask`` starts on one host share one folder. Only the learner
-    writes the files in it; tensorboard events of the others go to ``tb/node-<id>/``.
+    writes the files in it; tensorboard events of the others go to ``tb/node-<id>/``, and their
+    files have names of their own, such as ``metrics.node-<id>.jsonl``.
 
     One task at a time trains in a folder: it holds a lock on it until it is closed.
 
@@ -161,13 +162,18 @@ class RunFolder(Closing):
 
     @property
     def curve_path(self) -> Path:
-        """The path of the picture of the learning curve."""
-        return self.path / "curve.png"
+        """The path of the picture of this process's learning curve."""
+        return self._of_process("curve.png")
 
     @property
     def result_path(self) -> Path:
-        """The path of the file in which Experiment writes the run's outcome."""
-        return self.path / "result.json"
+        """The path of the file in which Experiment writes the outcome of what is learned here."""
+        return self._of_process("result.json")
+
+    @property
+    def final_ctx_path(self) -> Path:
+        """The path of the file in which FinalCtxSaver writes this process's last context."""
+        return self._of_process("final_ctx.json")
 
     @property
     def tb_logger(self) -> TensorboardWriter:
@@ -194,7 +200,7 @@ class RunFolder(Closing):
     @property
     def metrics_path(self) -> Path:
         """The path of this process's metrics file."""
-        return self.path / (METRICS_FILE if self.is_lead else f"metrics.{self._process}.jsonl")
+        return self._of_process(METRICS_FILE)
 
     def video_path(self, at: int, prefix: str = "eval") -> Path:
         """Return the path of the video of the evaluation at a counter.
@@ -208,7 +214,12 @@ class RunFolder(Closing):
     @property
     def log_path(self) -> Path:
         """The path of this process's text log."""
-        return self.path / ("log.txt" if self.is_lead else f"log.{self._process}.txt")
+        return self._of_process("log.txt")
+
+    def _of_process(self, name: str) -> Path:
+        """Return the path of a file that each process has for itself."""
+        path = self.path / name
+        return path if self.is_lead else path.with_suffix(f".{self._process}{path.suffix}")
 
     def save_config(self, cfg: Mapping[str, Any]) -> Path:
         """Write ``config.yaml``, for people and for any YAML loader; only the learner does so.

@@ -39,6 +39,7 @@ from middleware.support.interval import Interval, IntervalSettings
 
 __all__ = ["SnapshotSaver", "SnapshotSaverSettings"]
 
+_SNAPSHOTS: Final = "snapshots"
 _DIGITS: Final = 12
 _EVERY: Final = {"online": 2000, "offline": 1000}
 """Env steps, or updates, from one snapshot to the next if the program gives no interval."""
@@ -101,12 +102,16 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
     so on. They resume from the newest step of which all of them have an undamaged file. All ranks
     save and resume together.
 
+    A process that learns a named part of the chain alone, ``learner:red``, saves its own state to
+    the folder ``snapshots/red``, and resumes from its newest snapshot there. Its steps are its own,
+    so it saves and resumes by itself. Such a run resumes with the same learners.
+
     Args:
         run: the folder to save to.
         settings: the options, each by keyword; see :class:`SnapshotSaverSettings`.
 
     Reads:
-        ctx.train_iter, ctx.env_step: updates and env steps so far.
+        ctx.train_iter, ctx.env_step: updates and env steps so far, in this process.
 
     Raises:
         ConfigError: if ``run`` is not a folder, an option is not valid, or a part has no state.
@@ -116,6 +121,7 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
     """
 
     roles = (Role.LEARNER,)
+    with_parts = True
     reads = ("train_iter",)
 
     settings: SnapshotSaverSettings
@@ -123,8 +129,9 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
     @takes_options(SnapshotSaverSettings)
     def __init__(self, run: RunFolder | Path, settings: SnapshotSaverSettings) -> None:
         self._run = RunFolder(run) if isinstance(run, Path) else run
-        self._folder = check_run_folder(self._run, user="SnapshotSaver").path / "snapshots"
+        self._folder = check_run_folder(self._run, user="SnapshotSaver").path / _SNAPSHOTS
         self._lock: RunLock | None = None
+        self._learned: tuple[str, ...] = ()
         self._tidying = BestEffort(f"remove old snapshots in {self._folder}")
         self._further: dict[str, Stateful] = dict(settings.parts)
         for name, part in self._further.items():
@@ -161,13 +168,6 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject what cannot be saved."""
         yield from self._interval.preflight(chain)
-        task = chain.context.task
-        for name in chain.parts if task.has_role(Role.LEARNER) else ():
-            if not task.part(name).has_role(Role.LEARNER):
-                yield (
-                    f"it cannot save the part {name!r}, which learns in another process; let one "
-                    "learner learn all parts, as in --roles learner=1"
-                )
         parts, used = self._parts_of(chain)
         saved = {name: part for name, part in parts.items() if name in used}
         for name, part in saved.items():
@@ -218,11 +218,19 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
                 "ditask resume continues this run, but the program never calls "
                 "SnapshotSaver.resume(task); call it before task.run(), also in new runs"
             )
-        self._lock = self._run.lock(task)
+        self._begin(task)
         check_writable(self._folder)
         self._interval.start(task.ctx)
         self._is_checked = False
         task.at_step_end(lambda: self._end_step(task))
+
+    def _begin(self, task: Task[Any]) -> RunLock:
+        """Lock the run's folder, and find that of the snapshots of this process."""
+        self._learned = _learned_parts(task)
+        if self._learned and not task.has_role(Role.LEARNER):
+            self._folder = self._run.path / _SNAPSHOTS / self._learned[0]
+        self._lock = self._run.lock(task)
+        return self._lock
 
     def __call__(self, ctx: RLContext) -> None:
         """Check in the first step what only exists after the set-up of the middleware.
@@ -247,9 +255,8 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
             CheckpointWriteError: if it cannot be written; the snapshots before it are intact.
             RunFolderError: if the folder is in use by another task, or was deleted.
         """
-        if self._lock is None:  # the task was not set up yet
-            self._lock = self._run.lock(task)
-        self._lock.check()
+        lock = self._begin(task) if self._lock is None else self._lock
+        lock.check()
         started_at = task.clock.now()
         path = self._folder / self._name(f"{task.ctx.total_step:0{_DIGITS}d}")
         with ExitStack() as stack:
@@ -257,6 +264,7 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
             state = {
                 "run": _run_id(),
                 "ranks": rank_and_world_size()[1],
+                "learned": list(self._learned),
                 "task": task.state_dict(),
                 "parts": parts,
                 "silent": self._silent,
@@ -292,16 +300,16 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
             ChainError: if the chain cannot run.
             CheckpointDamaged: if ``path`` is not an undamaged snapshot.
             CheckpointMismatch: if the snapshot is from another chain, has other parts, or was saved
-                by another number of ranks.
+                by another number of ranks, or by a process that learned other named parts.
             RunFolderError: if the folder is in use by another task, or cannot be written to; if it
                 has snapshots, but none can be read; if it has none, and ``ditask resume`` continues
                 the run; or if another job has finished the run, as far as the jobs are known.
         """
         self._was_asked = True
         was_stopped = task.finish
-        if not any(task.has_role(role) for role in self.roles):
+        if not task.has_role(Role.LEARNER) and not _learned_parts(task):
             return False
-        self._lock = self._run.lock(task)
+        self._begin(task)
         if path is not None:
             self._last = _part_of_rank(path)
             state = _read(self._last)
@@ -312,6 +320,7 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
                 raise RunFolderError(f"{self._folder} has no snapshot to continue from")
             return False
         _check_ranks(state.get("ranks", 1))
+        _check_learned(state.get("learned", self._learned), self._learned)
         task.check()
         self.bind(task.chain)
         saved = state["parts"]
@@ -519,6 +528,21 @@ def _check_ranks(saved: int | None) -> None:
             f"the snapshot was saved by {saved} rank(s), but {size} run now; resume it with "
             f"{saved} (ditask --roles learner={saved},..., or torchrun --nproc-per-node {saved}), "
             "or load a checkpoint instead, which does not depend on their number"
+        )
+
+
+def _learned_parts(task: Task[Any]) -> tuple[str, ...]:
+    """Return the named parts of the chain that learn in this process."""
+    return tuple(name for name in task.chain.parts if task.part(name).has_role(Role.LEARNER))
+
+
+def _check_learned(saved: Sequence[str], here: Sequence[str]) -> None:
+    if list(saved) != list(here):
+        raise CheckpointMismatch(
+            f"the snapshot was saved by a process that learned {' and '.join(saved) or 'no part'}, "
+            f"and this one learns {' and '.join(here) or 'none'}; resume it with the learners that "
+            "it was saved by (ditask --roles learner:<name>=1 for each that had a process of its "
+            "own), or load checkpoints instead, which do not depend on them"
         )
 
 

@@ -6,7 +6,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from dmiddleware.env import make_env_manager
-from dmiddleware.zoo.envs import Recall
+from dmiddleware.zoo.envs import Recall, TeamRecall
 
 POSITIONS = "dmiddleware.zoo.envs:CartPolePositions-v1"
 PENDULUM = "dmiddleware.zoo.envs:PendulumPositions-v1"
@@ -81,3 +81,25 @@ def test_a_memory_recalls_every_cue():
     for seed in range(20):
         cue = int(env.reset(seed=seed)[0].argmax())
         assert episode(env, [cue] * 6, seed)[1] == 1.0
+
+
+def test_each_agent_of_a_team_names_its_own_cue_and_all_share_the_reward():
+    env = TeamRecall(n_agent=3, n_cues=4, delay=2)
+    later, cues_of_all = set(), set()
+    for seed in range(10):
+        first, _ = env.reset(seed=seed)
+        assert env.observation_space.contains(first)
+        cues = first["agents"].argmax(1)
+        cues_of_all.add(tuple(cues))
+        for step in range(1, 5):
+            right = step < 4 or seed < 5
+            action = cues if right else [cues[0], *(1 + cues[1:]) % 4]
+            obs, reward, is_over, is_cut, _ = env.step(np.array(action))
+            later.add((step, obs["agents"].tobytes()))
+            assert (obs["state"].reshape(3, 4).argmax(1) == cues).all()
+            assert (is_over, is_cut) == (step == 4, False)
+            share = 0.0 if step < 4 else 1.0 if right else 1 / 3
+            assert reward.tolist() == [share] * 3
+    assert len(cues_of_all) > 5
+    # What agents see after the first step does not depend on the cues.
+    assert len(later) == 4

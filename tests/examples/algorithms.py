@@ -11,12 +11,13 @@ import pytest
 from middleware import ExperimentResult, ExperimentSettings
 from middleware.programs.train import program_of, tuned_arguments
 
-__all__ = ["PENDULUM", "POSITIONS", "SPREAD", "TWO_STEPS", "of_zoo", "train_shortly"]
+__all__ = ["PENDULUM", "POSITIONS", "SPREAD", "TEAM_RECALL", "TWO_STEPS", "of_zoo", "train_shortly"]
 
 PENDULUM = "dmiddleware.zoo.envs:PendulumPositions-v1"
 POSITIONS = "dmiddleware.zoo.envs:CartPolePositions-v1"
 SPREAD = "mpe2.simple_spread_v3:parallel_env"
 TWO_STEPS = "dmiddleware.zoo.envs:TwoStepGame"
+TEAM_RECALL = "dmiddleware.zoo.envs:TeamRecall"
 _ZOO = "zoo"
 
 

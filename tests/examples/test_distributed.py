@@ -12,7 +12,7 @@ import pytest
 
 from dmiddleware.data import load_checkpoint
 from tests.dmiddleware.launch.ditask_process import DITASK
-from tests.examples.algorithms import POSITIONS, SPREAD, TWO_STEPS, of_zoo
+from tests.examples.algorithms import POSITIONS, SPREAD, TEAM_RECALL, TWO_STEPS, of_zoo
 
 ROOT = Path(__file__).parents[2]
 # Enough for each to collect, learn and evaluate. With torch imported here, ditask loads it once and
@@ -115,7 +115,9 @@ SUMMARY = re.compile(
         *(pytest.param("doorkey_rnd", 5000, {"algo": algo}, id=algo) for algo in ("rnd", "icm")),
         pytest.param("bitflip_her", 3000, {}, id="her"),
         *of_zoo(TWO_STEPS, 2000, "vdn", "qmix"),
+        *of_zoo(TEAM_RECALL, 3000, "qmix_recurrent"),
         *of_zoo(SPREAD, 7000, "ippo", "mappo"),
+        *of_zoo(TEAM_RECALL, 4000, "mappo_recurrent"),
         pytest.param("tictactoe_self_play", 3000, {}, id="self-play"),
     ],
 )

@@ -44,7 +44,7 @@ def test_both_teams_learn_in_several_processes(tmp_path: Path, roles: str) -> No
     text = run_example(tmp_path, "red_and_blue", 2500, "--roles", roles)
     (steps,) = re.findall(r"stopped: env_step of red reached ([\d,]+)", text)
     assert int(steps.replace(",", "")) >= 2500
-    assert re.search(r"red: mean return -?[\d.]+ over", text)
+    assert sorted(name for name, _ in SUMMARY.findall(text)) == ["blue", "red"]
     for name in ("red", "blue"):
         saved = load_checkpoint(tmp_path / "runs" / "short" / "ckpt" / name / "final.safetensors")
         assert saved["last_iter"] > 0

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.examples.algorithms import PENDULUM, POSITIONS, SPREAD, TWO_STEPS, of_zoo, train_shortly
+from tests.examples.algorithms import (
+    PENDULUM,
+    POSITIONS,
+    SPREAD,
+    TEAM_RECALL,
+    TWO_STEPS,
+    of_zoo,
+    train_shortly,
+)
 
 MOST_GRAPHS = 3
 """For example, of two variants of an update, or of full and of smaller minibatches."""
@@ -30,6 +38,8 @@ EVERY_ALGORITHM = pytest.mark.parametrize(
         *of_zoo(PENDULUM, 1000, "sac_recurrent"),
         pytest.param("bitflip_her", 2000, {}, id="her"),
         *of_zoo(TWO_STEPS, 1000, "vdn", "qmix", "wqmix"),
+        *of_zoo(TEAM_RECALL, 1000, "qmix_recurrent"),
+        *of_zoo(TEAM_RECALL, 3000, "mappo_recurrent"),
         *of_zoo(SPREAD, 5000, "ippo", "mappo"),
     ],
 )

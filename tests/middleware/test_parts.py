@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from dmiddleware import load_policy
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
-from dmiddleware.errors import ChainError, ConfigError, RunFolderError
+from dmiddleware.errors import ChainError, CheckpointMismatch, ConfigError, RunFolderError
 from dmiddleware.launch.cli import ditask
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy, DQNSettings, Policy, PPOPolicy
@@ -129,6 +129,78 @@ def run_in(folder: RunFolder, *, max_step: int) -> tuple[Part, Part]:
         task.run(max_step=max_step)
         snapshots.save(task)
     return red, blue
+
+
+def learn_alone(
+    folder: Path, name: str, *, max_step: int, extra: Callable[..., Any] | None = None
+) -> list[torch.Tensor]:
+    """Train one of the parts, as a process of its own does, from the newest snapshot.
+
+    Args:
+        folder: where it is saved.
+        name: the part.
+        max_step: steps from there.
+        extra: makes a further middleware, given the policies.
+    """
+    parts = {"red": dqn("red"), "blue": ppo("blue")}
+    roles = ["learner", "collector", *(["evaluator"] if name == "red" else [])]
+    with Task(seed=4, roles=[f"{role}:{name}" for role in roles]) as task:
+        snapshots = SnapshotSaver(folder, every_train_iter=3)
+        if extra is not None:
+            task.use(extra({name: part.policy for name, part in parts.items()}))
+        for part in parts.values():
+            for component in part.middleware:
+                task.use(component)
+        task.use(snapshots)
+        snapshots.resume(task)
+        task.run(max_step=max_step)
+        snapshots.save(task)
+    return parts[name].weights()
+
+
+def test_learners_in_processes_of_their_own_resume_exactly(tmp_path: Path) -> None:
+    halves, whole = tmp_path / "halves", tmp_path / "whole"
+    for folder in (halves, whole):
+        folder.mkdir()
+    half = {name: learn_alone(halves, name, max_step=6) for name in ("red", "blue")}
+    for name, before in half.items():
+        resumed = learn_alone(halves, name, max_step=6)
+        assert equal(resumed, learn_alone(whole, name, max_step=12))
+        assert not equal(resumed, before)
+        assert list((halves / "snapshots" / name).glob("step_*"))
+    assert not list((halves / "snapshots").glob("step_*"))
+
+
+def test_a_learner_in_a_process_of_its_own_evaluates_its_policy_at_the_end(tmp_path: Path) -> None:
+    def record(policies: dict[str, Policy]) -> Experiment:
+        return Experiment("alone", policies, root=tmp_path, n_fresh_episode=3)
+
+    learn_alone(tmp_path, "red", max_step=6, extra=record)
+    run = tmp_path / "alone"
+    (name,) = result = json.loads((run / "result.json").read_text())["parts"]
+    assert (name, result["red"]["n_episode"]) == ("red", 3)
+    assert result["red"]["evaluations"]
+    assert (run / "curve.png").exists()
+    assert json.loads((run / "final_ctx.json").read_text())["parts"]["red"]["train_iter"] == 12
+
+
+def test_a_snapshot_of_other_learners_is_refused(tmp_path: Path) -> None:
+    with Task(seed=4) as task:
+        snapshots = SnapshotSaver(tmp_path)
+        task.use(snapshots)
+        for part in (dqn("red"), ppo("blue")):
+            for component in part.middleware:
+                task.use(component)
+        task.run(max_step=1)
+        path = snapshots.save(task)
+    with Task(seed=4, roles=["learner:blue", "collector:blue"]) as task:
+        snapshots = SnapshotSaver(tmp_path)
+        task.use(snapshots)
+        for part in (dqn("red"), ppo("blue")):
+            for component in part.middleware:
+                task.use(component)
+        with pytest.raises(CheckpointMismatch, match=r"learned red and blue.*one learns blue"):
+            snapshots.resume(task, path)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,14 @@ from dmiddleware.pipeline import Task, current_node, middleware
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.testing import Cluster
 from dmiddleware.testing.simulation import SimulationError
-from middleware import ContextExchanger, ModelExchanger, OnlineRLContext, Role, TerminationChecker
+from middleware import (
+    ContextExchanger,
+    ModelExchanger,
+    OnlineRLContext,
+    Role,
+    SnapshotSaver,
+    TerminationChecker,
+)
 from tests.middleware.small_dqn import fill, make_policy
 
 PARTS = {"red": 1, "blue": 1000}
@@ -27,10 +35,20 @@ class Program:
     Args:
         limits: named updates after which the run stops.
         pace: the rows to draw per collected row; None: no pace.
+        folder: where the run is saved and resumed; None: nowhere.
+
+    Attributes:
+        resumed: the updates of each part with which a learner has begun.
     """
 
-    def __init__(self, limits: dict[str | None, int], pace: float | None = None) -> None:
-        self.limits, self.pace = limits, pace
+    def __init__(
+        self,
+        limits: dict[str | None, int],
+        pace: float | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.limits, self.pace, self.folder = limits, pace, folder
+        self.resumed: dict[str, int] = {}
         self.learned: dict[int, set[str]] = {}
         self.loaded: dict[int, dict[str, list[float]]] = {}
         self.received: dict[str, set[float]] = {}
@@ -54,6 +72,12 @@ class Program:
                 task.use(self._learner(node.node_id, name, policy))
             for limited, limit in self.limits.items():
                 task.use(TerminationChecker(max_train_iter=limit, name=limited))
+            if self.folder is not None:
+                snapshots = SnapshotSaver(self.folder)
+                task.use(snapshots)
+                if snapshots.resume(task):
+                    updates = {name: task.ctx.part(name).train_iter for name in PARTS}
+                    self.resumed.update({name: n for name, n in updates.items() if n})
             task.run()
             self.counters[node.node_id] = task.ctx.counters()
             return task.stop_reason
@@ -158,6 +182,87 @@ def test_a_limit_of_a_part_ends_the_whole_run_and_says_so() -> None:
         cluster.run()
         reasons = {node.node_id: node.result for node in cluster.nodes.values()}
     assert all("train_iter of blue reached 5" in str(reason) for reason in reasons.values())
+
+
+def test_each_learner_resumes_its_own_snapshots(tmp_path: Path) -> None:
+    roles = {"learner:red": 1, "learner:blue": 1, "collector": 1}
+    before = Program({"red": 8, "blue": 50}, folder=tmp_path)
+    with Cluster(before, roles=roles) as cluster:
+        cluster.run()
+    assert before.resumed == {}
+    ended = {name: before.counters[node][f"{name} updates"] for node, name in enumerate(PARTS)}
+    after = Program({"red": 16, "blue": 100}, folder=tmp_path)
+    with Cluster(after, roles=roles) as cluster:
+        cluster.run()
+    assert after.resumed == ended
+    # One learner for both would begin the one whose snapshots are elsewhere from scratch.
+    with (
+        Cluster(Program({"red": 20}, folder=tmp_path), roles={"learner": 1, "collector": 1}) as one,
+        pytest.raises(SimulationError, match="learned red, and this one learns red and blue"),
+    ):
+        one.run()
+
+
+@middleware(
+    part_name="red",
+    roles=(Role.EVALUATOR,),
+    writes=("eval_value", "eval_output", "last_eval_iter", "last_eval_value"),
+)
+def evaluate(ctx: OnlineRLContext) -> None:
+    ctx.eval_value = ctx.last_eval_value = 7.0
+    ctx.last_eval_iter = ctx.train_iter
+
+
+def collects(name: str, *, within_s: float) -> Any:
+    """Return a collector that has a row after a while, and stops the run in its second step."""
+    nothing = threading.Condition()
+
+    @middleware(part_name=name, roles=(Role.COLLECTOR,), writes=("trajectories",))
+    def collect(ctx: OnlineRLContext) -> None:
+        task = ctx.task
+        with nothing:
+            task.clock.wait_for(nothing, lambda: task.finish, within_s)
+        if ctx.total_step:
+            task.stop("it has collected twice")
+        done = torch.ones(1, 1, dtype=torch.bool)
+        ctx.trajectories = as_tree({"reward": done.float(), "done": done})
+
+    return collect
+
+
+def learns(name: str) -> Any:
+    @middleware(
+        part_name=name,
+        roles=(Role.LEARNER,),
+        reads=("trajectories",),
+        writes=("train_output", "train_iter"),
+    )
+    def learn(ctx: OnlineRLContext) -> None:
+        ctx.train_iter += 1
+
+    return learn
+
+
+def test_an_evaluation_is_seen_although_a_stop_ends_the_step_that_takes_it() -> None:
+    seen = []
+
+    @middleware(roles=(Role.LEARNER,), last_step=True)
+    def observe(ctx: OnlineRLContext) -> Any:
+        yield
+        seen.append(ctx.part("red").eval_value)
+
+    def program() -> None:
+        with Task(OnlineRLContext()) as task:
+            for name in PARTS:
+                task.use(ContextExchanger(name=name))
+            # The evaluation arrives before the row of red, and that of blue never does.
+            task.use(evaluate).use(collects("red", within_s=1.0)).use(learns("red"))
+            task.use(collects("blue", within_s=60.0)).use(learns("blue")).use(observe).run()
+
+    roles = {"learner": 1, "collector:red": 1, "collector:blue": 1, "evaluator": 1}
+    with Cluster(program, roles=roles) as cluster:
+        cluster.run()
+    assert seen == [7.0]
 
 
 def test_a_process_that_learns_all_parts_counts_all_of_them() -> None:

@@ -55,6 +55,8 @@ CASES = {
     "ppo_offpolicy": ("CartPole-v1", {**OFF, "collector": {"n_sample": 64}}),
     "pg": ("CartPole-v1", {**SHORT, "collector": {"n_episode": 8}}),
     "ppo_recurrent": ("CartPole-v1", ON),
+    "mappo_recurrent": ("dmiddleware.zoo.envs:TeamRecall", ON),
+    "qmix_recurrent": ("dmiddleware.zoo.envs:TeamRecall", OFF),
 }
 OFFLINE = {
     "max_train_iter": 30,

@@ -12,10 +12,18 @@ import torch
 
 from dmiddleware import Task, middleware
 from dmiddleware.data import PrioritySampler, TensorBuffer
+from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.files.serialization import pack
-from dmiddleware.policy import Policy, R2D2Policy, RecurrentPPOPolicy
+from dmiddleware.policy import (
+    Policy,
+    R2D2Policy,
+    RecurrentMAPPOPolicy,
+    RecurrentPPOPolicy,
+    RecurrentQMIXPolicy,
+)
 from dmiddleware.rl import Schedule
+from dmiddleware.tree import leaves
 from middleware import (
     OffPolicyLearner,
     OnlineRLContext,
@@ -28,6 +36,7 @@ from middleware import (
     interaction_evaluator,
 )
 from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
+from tests.dmiddleware.team_envs import CountingTeam
 from tests.variants import mostly_slow
 
 N_STEPS = 12
@@ -65,6 +74,31 @@ def ppo_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
     ]
 
 
+def team_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
+    policy = RecurrentMAPPOPolicy.for_env(
+        collect_env,
+        seed=0,
+        model=SMALL,
+        obs_norm=True,
+        value_norm=True,
+        learning_rate=1e-2,
+        batch_size=5,
+        epoch_per_collect=2,
+    )
+    return policy, [
+        StepCollector(policy, collect_env, n_sample=10),
+        gae_estimator(policy),
+        OnPolicyLearner(policy),
+    ]
+
+
+def envs_for(chain: object, seed: int) -> Any:
+    if chain in (team_chain, qmix_chain):
+        kwargs = {"length": 7, "leaves": {1: 4}}
+        return make_env_manager(CountingTeam, env_num=2, seed=seed, env_kwargs=kwargs)
+    return masked_cartpole(2, seed=seed)
+
+
 def buffer_for(**options: Any) -> TensorBuffer:
     return TensorBuffer(
         100,
@@ -76,8 +110,8 @@ def buffer_for(**options: Any) -> TensorBuffer:
     )
 
 
-def r2d2_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
-    policy = R2D2Policy.for_env(
+def q_chain(cls: type[R2D2Policy], collect_env: Any) -> tuple[Policy, list[Any]]:
+    policy = cls.for_env(
         collect_env,
         seed=0,
         model=SMALL,
@@ -95,16 +129,24 @@ def r2d2_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
     ]
 
 
+def r2d2_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
+    return q_chain(R2D2Policy, collect_env)
+
+
+def qmix_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
+    return q_chain(RecurrentQMIXPolicy, collect_env)
+
+
 class Run:
     """Collects, learns through time and evaluates; keeps what was collected."""
 
     def __init__(self, folder: Path, make_chain: Callable[[Any], tuple[Policy, list[Any]]]) -> None:
-        self.policy, chain = make_chain(masked_cartpole(2, seed=1))
+        self.policy, chain = make_chain(envs_for(make_chain, seed=1))
         self.batches: list[Any] = []
         self.evaluations: list[float] = []
         self.snapshots = SnapshotSaver(folder)
         self.task = Task(OnlineRLContext(), seed=0)
-        eval_env = masked_cartpole(2, seed=2)
+        eval_env = envs_for(make_chain, seed=2)
         evaluator = interaction_evaluator(self.policy, eval_env, n_episode=2, every_train_iter=3)
         for one in (self.snapshots, *chain, evaluator, self.note):
             self.task.use(one)
@@ -121,7 +163,10 @@ class Run:
 
 @pytest.mark.parametrize(
     ("chain", "stopped_after"),
-    mostly_slow(itertools.product([custom_chain, ppo_chain, r2d2_chain], [1, 5]), keep=[0, 3, 4]),
+    mostly_slow(
+        itertools.product([custom_chain, ppo_chain, r2d2_chain, team_chain, qmix_chain], [1, 5]),
+        keep=[0, 3, 4, 7, 9],
+    ),
 )
 def test_a_run_resumed_in_the_middle_of_an_episode_is_exact(
     tmp_path: Path, chain: Any, stopped_after: int, monkeypatch: pytest.MonkeyPatch
@@ -146,7 +191,8 @@ def test_a_run_resumed_in_the_middle_of_an_episode_is_exact(
     assert (resumed.batches[0]["state"][0][continues] != 0).any()
     for expected, found in zip(whole.batches, stopped.batches + resumed.batches, strict=True):
         assert set(expected) == set(found)
-        assert [n for n in expected if not torch.equal(expected[n], found[n])] == []
+        rows, others = dict(leaves(expected)), dict(leaves(found))
+        assert [name for name in rows if not torch.equal(rows[name], others[name])] == []
     assert stopped.evaluations + resumed.evaluations == whole.evaluations
     (plain, tensors), (other_plain, others) = whole.state(), resumed.state()
     assert plain == other_plain

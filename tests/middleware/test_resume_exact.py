@@ -32,6 +32,7 @@ from dmiddleware.policy import (
     DQNPolicy,
     PPOPolicy,
     QMIXPolicy,
+    SACPolicy,
 )
 from dmiddleware.reward import GAIL, ICM, RND, IntrinsicCritic
 from dmiddleware.rollout import OpponentPool, RolloutCollector, against
@@ -82,6 +83,7 @@ from tests.dmiddleware.data.blocks import shrink_blocks
 from tests.dmiddleware.env.test_opponent_env import tictactoe
 from tests.dmiddleware.goal_envs import PointGoal, near
 from tests.dmiddleware.policy.every_policy import EVERY, buffer_of, collected, env_for, made
+from tests.dmiddleware.policy.grouped_envs import BOX, GROUPS, Parts
 from tests.dmiddleware.rollout.test_games import make_tictactoe
 from tests.middleware.test_saved_config import usual_chain
 from tests.variants import mostly_slow
@@ -109,6 +111,25 @@ def chain_of(
         return task, snapshots
 
     return main
+
+
+@pytest.mark.parametrize("cls", [PPOPolicy, SACPolicy])
+def test_a_chain_whose_critic_sees_more_than_its_actor_resumes_exactly(cls: Any) -> None:
+    def main(folder: Path) -> tuple[Task[Any], SnapshotSaver]:
+        space = BOX if cls is SACPolicy else gym.spaces.Discrete(3)
+        envs = make_env_manager(lambda: Parts(space), env_num=2, seed=0)
+        policy = cls.for_env(envs, seed=0, obs_groups=GROUPS, obs_norm=True, batch_size=8)
+        snapshots = SnapshotSaver(folder)
+        buffer = TensorBuffer(60, seed=0)
+        task = Task(seed=0)
+        task.use(StepCollector(policy, envs, n_sample=20))
+        if cls is PPOPolicy:
+            task.use(GAEEstimator(policy)).use(OnPolicyLearner(policy))
+        else:
+            task.use(DataPusher(buffer)).use(OffPolicyLearner(policy, buffer))
+        return task.use(snapshots), snapshots
+
+    assert_resume_exact(main, n_step=4, stop_after=[2])
 
 
 IN_MAKE_TEST = ("DQNPolicy", "PPOPolicy")

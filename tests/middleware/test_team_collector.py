@@ -9,7 +9,14 @@ import pytest
 from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.errors import ChainError, ConfigError
-from dmiddleware.policy import DQNPolicy, MAPPOPolicy, PPOPolicy, QMIXPolicy, SACPolicy
+from dmiddleware.policy import (
+    DQNPolicy,
+    MAPPOPolicy,
+    PPOPolicy,
+    QMIXPolicy,
+    RecurrentQMIXPolicy,
+    SACPolicy,
+)
 from dmiddleware.rollout import OpponentPool, against
 from middleware import (
     DataPusher,
@@ -31,14 +38,21 @@ def learners_of(name: str, policy: Any) -> list[Any]:
     """Return what learns from the trajectories of a team."""
     if policy.collect_mode.spec.on_policy:
         return [GAEEstimator(policy, name=name), OnPolicyLearner(policy, name=name)]
-    buffer = TensorBuffer(200, seed=0)
+    has_memory = isinstance(policy, RecurrentQMIXPolicy)
+    buffer = TensorBuffer(200, unroll_len=4 if has_memory else None, seed=0)
     explorers = [EpsGreedyHandler(policy, name=name)] if isinstance(policy, DQNPolicy) else []
     learner = OffPolicyLearner(policy, buffer, update_per_collect=2, name=name)
     return [*explorers, DataPusher(buffer, name=name), learner]
 
 
 @pytest.mark.parametrize(
-    ("red", "blue"), [(DQNPolicy, PPOPolicy), (MAPPOPolicy, SACPolicy), (QMIXPolicy, SACPolicy)]
+    ("red", "blue"),
+    [
+        (DQNPolicy, PPOPolicy),
+        (MAPPOPolicy, SACPolicy),
+        (QMIXPolicy, SACPolicy),
+        (RecurrentQMIXPolicy, SACPolicy),
+    ],
 )
 def test_each_team_learns_with_its_algorithm_and_has_its_counters_and_metrics(
     red: Any, blue: Any
@@ -50,7 +64,7 @@ def test_each_team_learns_with_its_algorithm_and_has_its_counters_and_metrics(
     }
     logged = []
     with Task(OnlineRLContext(), seed=0) as task:
-        if red is QMIXPolicy:
+        if red in (QMIXPolicy, RecurrentQMIXPolicy):
             task.use(EpsGreedyHandler(policies["red"], name="red"))
         task.use(TeamCollector(game, policies, n_sample=12))
         for name, policy in policies.items():

@@ -5,6 +5,7 @@ from tests.results.entry import Entry
 SECTION = "Memory"
 POSITIONS = "CartPolePositions-v1"
 RECALL = "Recall-v0"
+TEAM_RECALL = "TeamRecall"
 PENDULUM = "PendulumPositions-v1"
 FIVE_SEEDS = (0, 1, 2, 3, 4)
 _ENVS = "dmiddleware.zoo.envs"
@@ -85,5 +86,53 @@ ENTRIES = [
         literature="0.25, the best possible return without a memory",
         source="the environment's definition",
         minutes=0.3,
+    ),
+    Entry(
+        SECTION,
+        "recurrent MAPPO",
+        TEAM_RECALL,
+        "mappo_recurrent",
+        (f"{_ENVS}:{TEAM_RECALL}",),
+        seeds=FIVE_SEEDS,
+        at_least=0.95,
+        literature="1, the best possible return with a memory of each agent",
+        source="the environment's definition",
+        minutes=0.3,
+    ),
+    Entry(
+        SECTION,
+        "MAPPO (no memory)",
+        TEAM_RECALL,
+        "mappo",
+        (f"{_ENVS}:{TEAM_RECALL}",),
+        seeds=FIVE_SEEDS,
+        at_most=0.4,
+        literature="0.25, the best possible return without memories",
+        source="the environment's definition",
+        minutes=0.3,
+    ),
+    Entry(
+        SECTION,
+        "recurrent QMIX",
+        TEAM_RECALL,
+        "qmix_recurrent",
+        (f"{_ENVS}:{TEAM_RECALL}",),
+        seeds=FIVE_SEEDS,
+        at_least=0.95,
+        literature="1, the best possible return with a memory of each agent",
+        source="the environment's definition",
+        minutes=0.5,
+    ),
+    Entry(
+        SECTION,
+        "QMIX (no memory)",
+        TEAM_RECALL,
+        "qmix",
+        (f"{_ENVS}:{TEAM_RECALL}",),
+        seeds=FIVE_SEEDS,
+        at_most=0.4,
+        literature="0.25, the best possible return without memories",
+        source="the environment's definition",
+        minutes=0.7,
     ),
 ]

@@ -412,7 +412,8 @@ class RowRing:
                     f"{name} must be one number per row, but is {schema.leaves[name]}"
                 )
         reward = schema.leaves.get("reward")
-        if reward is not None and reward.shape == (1,):
+        is_team = "obs.agent_mask" in schema.leaves  # maybe of one agent
+        if reward is not None and reward.shape == (1,) and not is_team:
             raise StructureError(
                 "reward has the shape [N, 1], but done has [N], and losses would combine every "
                 "row with every other; push reward.squeeze(-1)"

@@ -15,7 +15,8 @@ class EventTraffic:
     """Counters of one event at this node.
 
     Attributes:
-        sent: emissions accepted for peers, counted once for each peer.
+        sent: emissions accepted for peers, counted once for each peer; a ``latest`` one that is
+            kept counts for each later subscriber too.
         sent_bytes: their bytes.
         received: emissions received from peers.
         received_bytes: their bytes.
@@ -35,6 +36,11 @@ class EventTraffic:
     undecodable: int = 0
     unsubscribed: int = 0
     undelivered: int = 0
+
+    def note_sent(self, n_bytes: int, *, n_peers: int = 1) -> None:
+        """Count an emission that was accepted for peers."""
+        self.sent += n_peers
+        self.sent_bytes += n_peers * n_bytes
 
 
 @dataclass(frozen=True, slots=True)

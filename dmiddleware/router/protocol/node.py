@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from dmiddleware.errors import FrameError
+from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.fragments import Fragment, fragment_contents
 from dmiddleware.router.protocol.greetings import Greetings
 from dmiddleware.router.protocol.handshake import Identity, Session, check_incarnation
@@ -80,6 +81,7 @@ class NodeProtocol:
         unsent: the connections to check for something to send, as an ordered set; the router clears
             it. The connections of peers that an event is offered to are not
             added.
+        traffic: counts events.
         ended: the connections to close, with the reasons; the router clears it.
         n_refused: how many handshakes and frames were refused.
         undelivered: accepted reliable events that were dropped because their peer said goodbye or
@@ -102,8 +104,11 @@ class NodeProtocol:
         self.peers: dict[str, Peer] = {}
         self.with_events: dict[Peer, None] = {}
         self.unsent: dict[PeerConnection, None] = {}
+        self.traffic = TrafficCounters()
         self.ended: list[tuple[PeerConnection, str]] = []
-        self.subscriptions = Subscriptions(identity.node_id, self.peers, options, self.unsent)
+        self.subscriptions = Subscriptions(
+            identity.node_id, self.peers, options, self.unsent, self.traffic
+        )
         self.changes: list[MembershipChange] = []
         self.n_refused = 0
         self.undelivered: dict[str, Counter[str]] = {}

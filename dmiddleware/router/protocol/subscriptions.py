@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from dmiddleware.errors import FrameError, FrameTooLarge, RouterError
 from dmiddleware.event_names import base_name, is_glob
+from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.peer import Peer, PeerConnection
 from dmiddleware.router.wire.envelope import (
@@ -46,6 +47,7 @@ class Subscriptions:
         peers: the peers; call :meth:`on_peers_changed` when they change.
         options: limits of this node.
         unsent: gains the connections with peers that something is queued for.
+        traffic: counts the `latest` events that peers are sent.
 
     Attributes:
         ready: the peers that have announced all their initial subscriptions.
@@ -58,6 +60,7 @@ class Subscriptions:
         peers: Mapping[str, Peer],
         options: NodeOptions,
         unsent: dict[PeerConnection, None],
+        traffic: TrafficCounters,
     ) -> None:
         self.ready: set[str] = set()
         self.n_announcements = 0
@@ -65,6 +68,7 @@ class Subscriptions:
         self._peers = peers
         self._options = options
         self._unsent = unsent
+        self._traffic = traffic
         self._own: tuple[str, ...] = ()
         self._is_ready = False
         self._latest: dict[str, EncodedEvent] = {}
@@ -194,8 +198,7 @@ class Subscriptions:
             to = self.subscribers(event.event)
         for node_id in to:
             if (peer := self._peers.get(node_id)) is not None:
-                peer.outgoing.put_latest(event)
-                self._note_queued(peer)
+                self._queue_latest(peer, event)
 
     def put_lossy(self, event: EncodedEvent, to: Iterable[str]) -> None:
         """Send an event that may be dropped to the peers that have not left."""
@@ -253,6 +256,11 @@ class Subscriptions:
         self._subscribers.clear()
         self._smallest_limit = None
 
+    def _queue_latest(self, peer: Peer, event: EncodedEvent) -> None:
+        peer.outgoing.put_latest(event)
+        self._traffic[base_name(event.event)].note_sent(event.size)
+        self._note_queued(peer)
+
     def _note_queued(self, peer: Peer) -> None:
         if peer.connection is not None:
             self._unsent[peer.connection] = None
@@ -267,5 +275,4 @@ class Subscriptions:
                 peer.outgoing.counters.dropped += 1
                 _logger.warning("node %s does not get an event: %s", peer.node_id, error)
             else:
-                peer.outgoing.put_latest(event)
-                self._note_queued(peer)
+                self._queue_latest(peer, event)

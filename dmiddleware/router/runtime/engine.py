@@ -17,7 +17,6 @@ from typing import Any, Final
 from dmiddleware.errors import DeliveryTimeout, NoSubscriber, RouterError, TransportError
 from dmiddleware.event_names import base_name
 from dmiddleware.pipeline import Clock, Event
-from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.membership import MembershipChange
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.peer import Peer, PeerConnection
@@ -74,7 +73,7 @@ class Engine:
         self.lock = threading.RLock()
         self.room = threading.Condition(self.lock)
         self.members = threading.Condition(self.lock)
-        self.traffic = TrafficCounters()
+        self.traffic = node.traffic
         self.receiver = Receiver(
             node,
             self.lock,
@@ -182,8 +181,7 @@ class Engine:
                 traffic.unsubscribed += 1
             else:
                 refused.append(node_id)
-        traffic.sent += n_accepted
-        traffic.sent_bytes += n_accepted * encoded.size
+        traffic.note_sent(encoded.size, n_peers=n_accepted)
         return refused
 
     def _put(
@@ -192,12 +190,9 @@ class Engine:
         """Queue a latest or lossy event for peers."""
         if event.delivery == "latest":
             self.node.subscriptions.put_latest(encoded, targets if named else None)
-        else:
-            self.node.subscriptions.put_lossy(encoded, targets)
-        if targets:
-            traffic = self.traffic[base_name(event.name)]
-            traffic.sent += len(targets)
-            traffic.sent_bytes += len(targets) * encoded.size
+            return
+        self.node.subscriptions.put_lossy(encoded, targets)
+        self.traffic[base_name(event.name)].note_sent(encoded.size, n_peers=len(targets))
 
     def _wait_for_room(
         self, event: Event, encoded: EncodedEvent, waiting: list[str], targets: Collection[str]

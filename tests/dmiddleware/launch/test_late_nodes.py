@@ -73,6 +73,14 @@ def test_the_first_rank_completes_the_run_and_no_other_can_hold_it_up() -> None:
     assert (host.killed, code) == ({}, 0)
 
 
+def test_each_learner_of_a_part_may_go_on_to_evaluate_its_policy() -> None:
+    nodes = [NodePlan(0, ("learner", "learner:red")), NodePlan(1, ("learner:blue",)), EVALUATOR]
+    script = [*at(10.0, finished(0)), (11.0, running(1, is_over=True)), (12.0, running(2))]
+    host, code, _text = run(nodes, [*script, *at(100.0, finished(1))])
+    assert code == 0
+    assert host.killed == {2: pytest.approx(120.0, abs=0.5)}
+
+
 def test_ranks_that_end_without_a_stop_have_ended_too() -> None:
     ends: list[HostEvent] = [Reported(0, NodeStatus(phase="finished", step=9)), Ended(0, 0)]
     host, code, _ = run(RANKS, [(5.0, running(1)), *at(10.0, ends)])

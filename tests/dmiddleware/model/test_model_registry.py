@@ -83,6 +83,8 @@ def test_the_public_names_are_these():
         "NoisyLinear", "NoisyMLP",
         "RecurrentNetwork", "RecurrentActorCritic", "RecurrentActorQ",
         "RecurrentQNetwork", "RecurrentCore", "CoreKind", "ConvLayers",
+        "Recurrent", "RecurrentAgentActorCritic", "RecurrentCentralizedActorCritic",
+        "RecurrentQMIXNetwork",
         "BatchRenorm",
         "MLP", "VectorEncoder", "OneHotEncoder", "ImageEncoder", "NestedEncoder", "make_encoder",
         "ResidualSection",

@@ -44,7 +44,10 @@ from dmiddleware.policy import (
     QRDQNPolicy,
     R2D2Policy,
     RainbowPolicy,
+    RecurrentIPPOPolicy,
+    RecurrentMAPPOPolicy,
     RecurrentPPOPolicy,
+    RecurrentQMIXPolicy,
     RecurrentSACPolicy,
     RecurrentTD3Policy,
     SACPolicy,
@@ -104,7 +107,10 @@ ON_POLICY: list[Any] = [
 CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
 BUFFERED_PPO: list[Any] = [OffPolicyPPOPolicy, OffPolicyPPGPolicy]
 HYBRID: list[Any] = [PDQNPolicy]
-TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, WQMIXPolicy, IPPOPolicy, MAPPOPolicy]
+TEAMS: list[Any] = [
+    *(VDNPolicy, QMIXPolicy, WQMIXPolicy, RecurrentQMIXPolicy),
+    *(IPPOPolicy, MAPPOPolicy, RecurrentIPPOPolicy, RecurrentMAPPOPolicy),
+]
 EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *BUFFERED_PPO, *HYBRID, *CLONING, *TEAMS]
 
 ONE_OF_A_KIND: list[Any] = [DQNPolicy, R2D2Policy, SACPolicy, PPOPolicy, BCPolicy, QMIXPolicy]

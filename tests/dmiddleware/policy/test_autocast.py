@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from dmiddleware import Task
+from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import DQNPolicy, PPOPolicy, SACPolicy
 from dmiddleware.tree import leaves
+from dmiddleware.zoo.tensor_envs import CartPole
+from middleware import GAEEstimator, OnlineRLContext, OnPolicyLearner, StepCollector
 from tests.dmiddleware.policy.every_policy import EVERY, batch_for, made, others_are_slow
 
 
@@ -44,6 +48,23 @@ def test_outputs_are_float32_and_copies_round_their_own_weights(cls: Any) -> Non
                 parameter.zero_()
         assert not rounded.q.target(obs)["logit"].any()
         assert rounded.model(obs)["logit"].any()
+
+
+@pytest.mark.slow
+def test_ppo_balances_the_pole_in_bfloat16() -> None:
+    envs = make_env_manager(CartPole, env_num=64, seed=0)
+    policy = PPOPolicy.for_env(envs, seed=0, autocast="bfloat16", batch_size=256)
+    lengths = []
+    with Task(OnlineRLContext(), seed=0) as task:
+        task.use(StepCollector(policy, envs, n_sample=64 * 32))
+        task.use(GAEEstimator(policy))
+        task.use(OnPolicyLearner(policy))
+        for _ in range(30):
+            task.run(1)
+            n_ends = int(task.ctx.trajectories["done"].sum())
+            lengths.append(64 * 32 / max(n_ends, 1))
+    assert lengths[0] < 40
+    assert max(lengths) > 200
 
 
 @pytest.mark.parametrize("value", ["float16", "bf16", True, 16])

@@ -17,9 +17,9 @@ from dmiddleware.policy import (
     IPPOPolicy,
     Policy,
     PPOPolicy,
-    QMIXPolicy,
     R2D2Policy,
     RecurrentPPOPolicy,
+    RecurrentQMIXPolicy,
     SACPolicy,
     VDNPolicy,
 )
@@ -68,7 +68,7 @@ def test_another_name_of_eps_is_answered_with_ours(envs: BaseEnvManager, name: s
             call()
 
 
-@pytest.mark.parametrize("cls", [DQNPolicy, R2D2Policy, VDNPolicy, QMIXPolicy])
+@pytest.mark.parametrize("cls", [DQNPolicy, R2D2Policy, VDNPolicy, RecurrentQMIXPolicy])
 def test_eps_is_a_keyword_of_collecting_only(cls: Any) -> None:
     policy = made(cls)
     with make_env_manager(lambda: env_for(cls), env_num=2, seed=0) as envs:

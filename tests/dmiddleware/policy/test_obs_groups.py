@@ -24,6 +24,8 @@ from dmiddleware.policy import (
     ObsGroups,
     ObsGroupSettings,
     PPOPolicy,
+    RecurrentIPPOPolicy,
+    RecurrentMAPPOPolicy,
     RecurrentPPOPolicy,
     SACPolicy,
 )
@@ -32,7 +34,7 @@ from dmiddleware.policy.recurrent_actor_q import RecurrentTDPolicy
 from dmiddleware.reward import RND
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.rollout.acting_policy import ActingPolicy
-from dmiddleware.tree import leaves
+from dmiddleware.tree import index_rows, leaves
 from tests.dmiddleware.policy.every_policy import (
     CONTINUOUS,
     EVERY,
@@ -435,12 +437,42 @@ class TestSeveralAgents:
         rows = self.rows(MAPPOPolicy.for_env(PartsTeam(), obs_groups=groups, seed=0))
         assert set(rows["obs"]["agents"].keys()) == {"proprio"}
 
+    @pytest.mark.parametrize("cls", [RecurrentIPPOPolicy, RecurrentMAPPOPolicy])
+    def test_what_the_critic_alone_sees_enters_no_memory(self, cls: Any) -> None:
+        named = ["proprio", "mass"] + ["state"] * (cls is RecurrentMAPPOPolicy)
+        groups = {"actor": ["proprio"], "critic": named}
+        policy = cls.for_env(PartsTeam(), obs_groups=groups, seed=0)
+        rows = self.rows(policy)
+        policy.learn_mode.forward(on_policy_batch(policy, rows))
+        row = index_rows(rows, 3)
+        inputs = {name: row[name] for name in ("state", *policy.act_inputs)}
+        whole = policy.eval_mode.forward(row["obs"], **inputs)
+        less = as_tree(
+            {
+                "agents": {"proprio": row["obs"]["agents"]["proprio"]},
+                "agent_mask": row["obs"]["agent_mask"],
+            }
+        )
+        acted = policy.eval_mode.forward(less, **inputs)
+        assert torch.equal(acted["state"], whole["state"])
+        assert torch.equal(acted["action"], whole["action"])
+        changed = row["obs"].clone()
+        changed["agents"]["mass"] += 1.0
+        values = [policy.acting_output(obs, **inputs)["value"] for obs in (row["obs"], changed)]
+        assert (values[0] != values[1]).all()
+
     def test_independent_critics_see_an_agent_s_parts(self) -> None:
         groups = {"actor": ["proprio"], "critic": ["proprio", "mass"]}
         policy = IPPOPolicy.for_env(PartsTeam(), obs_groups=groups, seed=0)
         rows = self.rows(policy)
         assert "state" not in rows["obs"]
         policy.learn_mode.forward(on_policy_batch(policy, rows))
+
+    def test_a_state_that_an_independent_critic_would_not_see_is_refused(self) -> None:
+        with pytest.raises(SpaceError, match=r"'state'.*use MAPPO"):
+            IPPOPolicy.for_env(PartsTeam(), obs_groups=self.GROUPS, seed=0)
+        # Without names for the critic, nobody has asked for it.
+        IPPOPolicy.for_env(PartsTeam(), obs_groups={"actor": ["proprio"]}, seed=0)
 
     @pytest.mark.parametrize(
         ("groups", "words"),

@@ -42,6 +42,7 @@ from dmiddleware.policy import (
     QRDQNPolicy,
     R2D2Policy,
     RainbowPolicy,
+    RecurrentMAPPOPolicy,
     RecurrentPPOPolicy,
     SACPolicy,
     SQLPolicy,
@@ -346,7 +347,11 @@ def test_any_algorithm_can_normalize(cls: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "cls", [PPOPolicy, PPGPolicy, A2CPolicy, RecurrentPPOPolicy, IPPOPolicy, MAPPOPolicy]
+    "cls",
+    [
+        *(PPOPolicy, PPGPolicy, A2CPolicy, RecurrentPPOPolicy),
+        *(IPPOPolicy, MAPPOPolicy, RecurrentMAPPOPolicy),
+    ],
 )
 def test_on_policy_algorithms_normalize_once(cls: Any) -> None:
     policy, twin = (every_policy.made(cls, obs_norm=flag) for flag in (True, False))

@@ -75,7 +75,8 @@ def test_modes_have_the_documented_fields(small):
     assert names(policy.learn_mode) == common
     assert isinstance(policy.collect_mode, CollectMode)
     acting = ["reset", "seed"]
-    assert names(policy.collect_mode) == [*common, *acting, "train_batch", "transitions"]
+    collecting = ["train_batch", "step_together", "transitions"]
+    assert names(policy.collect_mode) == [*common, *acting, *collecting]
     assert isinstance(policy.eval_mode, EvalMode)
     assert names(policy.eval_mode) == [*common, *acting]
     with pytest.raises(AttributeError):

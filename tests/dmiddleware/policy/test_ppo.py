@@ -5,7 +5,13 @@ import torch
 
 from dmiddleware.classic.monitored import monitored_of
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss, SpaceError
-from dmiddleware.policy import IPPOPolicy, MAPPOPolicy, PPOPolicy, RecurrentPPOPolicy
+from dmiddleware.policy import (
+    IPPOPolicy,
+    MAPPOPolicy,
+    PPOPolicy,
+    RecurrentMAPPOPolicy,
+    RecurrentPPOPolicy,
+)
 from dmiddleware.rl import Counters, RunningMeanStd, Schedule
 from dmiddleware.settings import describe
 from dmiddleware.tree import as_tree, leaves
@@ -118,7 +124,9 @@ def test_a_policy_that_moved_too_far_makes_no_step_and_reports_kl_stop(small, pp
     assert "cur_lr" in stopped
 
 
-@pytest.mark.parametrize("cls", [PPOPolicy, RecurrentPPOPolicy, IPPOPolicy, MAPPOPolicy])
+@pytest.mark.parametrize(
+    "cls", [PPOPolicy, RecurrentPPOPolicy, IPPOPolicy, MAPPOPolicy, RecurrentMAPPOPolicy]
+)
 def test_target_kl_is_the_divergence_at_which_learning_stops(cls):
     batch = batch_for(made(cls))
     for target_kl in (1e-3, 1e-2, 1.0):

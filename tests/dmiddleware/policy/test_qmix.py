@@ -136,6 +136,17 @@ def test_it_collects_learns_and_evaluates_in_an_env_of_several_agents(cls: type[
     assert monitor.mean_info()["eval_episode_return_1"] == 6
 
 
+@BOTH
+def test_a_team_may_have_one_agent(cls: type[VDNPolicy]) -> None:
+    buffer = TensorBuffer(100, seed=0)
+    with make_env_manager(lambda: CountingTeam(n_agent=1), env_num=2, seed=0) as envs:
+        policy = cls.for_env(envs, seed=0)
+        buffer.push(RolloutCollector(policy, envs).collect(16))
+    drawn = buffer.sample(8)
+    assert drawn["reward"].shape == (8, 1)
+    assert np.isfinite(policy.learn_mode.forward(drawn)["total_loss"])
+
+
 def test_actions_respect_the_masks_of_all_agents() -> None:
     envs = make_env_manager(lambda: CountingTeam(masked=True), env_num=2, seed=0)
     policy = QMIXPolicy.for_env(envs, seed=0)

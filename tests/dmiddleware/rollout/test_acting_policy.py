@@ -20,6 +20,7 @@ from dmiddleware.policy import (
     QMIXPolicy,
     R2D2Policy,
     RecurrentPPOPolicy,
+    RecurrentQMIXPolicy,
     SACPolicy,
 )
 from dmiddleware.policy.policy_description import DESCRIPTION, describe_policy, policy_from
@@ -97,6 +98,10 @@ POLICIES = {
     "recurrent_ppo": (cartpole, lambda env: RecurrentPPOPolicy.for_env(env, seed=1)),
     "recurrent_box": (pendulum, lambda env: RecurrentPPOPolicy.for_env(env, seed=1)),
     "nested": (Shapes, lambda env: PPOPolicy.for_env(env, seed=1)),
+    "several recurrent agents": (
+        lambda: CountingTeam(masked=True),
+        lambda env: RecurrentQMIXPolicy.for_env(env, seed=1),
+    ),
     "several agents": (
         lambda: CountingTeam(masked=True),
         lambda env: QMIXPolicy.for_env(env, seed=1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,17 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from dmiddleware.env import VectorEnvManager
+from dmiddleware.env import AgentSpaces, VectorEnvManager, team_spaces
 from dmiddleware.errors import EnvCrashed, EnvProtocolError
-from dmiddleware.policy import DDPGPolicy, DQNPolicy, PPOPolicy, RecurrentPPOPolicy
+from dmiddleware.policy import (
+    DDPGPolicy,
+    DQNPolicy,
+    MAPPOPolicy,
+    PPOPolicy,
+    QMIXPolicy,
+    RecurrentMAPPOPolicy,
+    RecurrentPPOPolicy,
+)
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.rollout.device_rollout import DeviceRollout
 from dmiddleware.tree import leaves
@@ -77,6 +86,34 @@ class Disabled(Counter):
         return self.seen(self.state), reward, terminated, torch.zeros_like(terminated), {}
 
 
+class Team(Counter):
+    """Two agents see the count, and the second one earns twice as much; it leaves at 2."""
+
+    single_observation_space, single_action_space = team_spaces(
+        AgentSpaces(2, spaces.Box(0.0, np.inf, (1,)), spaces.Discrete(2), None)
+    )
+
+    def advance(self, state, action):
+        assert action.shape == (self.num_envs, 2)
+        following, reward, terminated = super().advance(state, action)
+        return following, reward.unsqueeze(1) * torch.tensor([1.0, 2.0]), terminated
+
+    def seen(self, state):
+        takes_part = torch.cat([torch.ones_like(state), state < 2], dim=1)
+        return {
+            "agents": state.unsqueeze(2).repeat(1, 2, 1),
+            "agent_mask": takes_part.to(torch.int8),
+        }
+
+
+class TeamNextStep(Team, NextStep):
+    """One that spends a step on each reset."""
+
+
+class TeamDisabled(Team, Disabled):
+    """One that is reset by mask."""
+
+
 def collector(env: type[TensorEnv], policy: Any = PPOPolicy, **options: Any) -> RolloutCollector:
     manager = VectorEnvManager(lambda: env(ENVS), ENVS, seed=0)
     return RolloutCollector(policy.for_env(manager, seed=0, **options), manager)
@@ -106,6 +143,9 @@ def relative_ids(ids: torch.Tensor) -> torch.Tensor:
         (Pendulum, DDPGPolicy, {"noise": "ou"}, {}),
         (Counter, RecurrentPPOPolicy, {}, {}),
         (Disabled, RecurrentPPOPolicy, {}, {}),
+        (Team, MAPPOPolicy, {"obs_norm": True}, {}),
+        (Team, RecurrentMAPPOPolicy, {}, {}),
+        (TeamDisabled, QMIXPolicy, {}, {"eps": 0.5}),
     ],
 )
 def test_the_rows_are_those_of_the_host(monkeypatch, env, policy, options, kwargs):
@@ -143,6 +183,24 @@ def test_steps_on_resets_are_left_out_and_no_row_is_lost():
         assert values == [float(step % (3 + env)) for step in range(40)]
 
 
+def test_a_team_that_spends_steps_on_resets_loses_no_row_and_remembers():
+    made = collector(TeamNextStep, RecurrentMAPPOPolicy)
+    with made.env_manager:
+        for n_steps in (7, 20):
+            batch = made.collect(n_steps * ENVS)
+            agents, following = batch["obs"]["agents"], batch["next_obs"]["agents"]
+            assert torch.equal(following, agents + 1)
+            expected = 0.5 * following[..., 0] * torch.tensor([1.0, 2.0])
+            assert torch.equal(batch["reward"], expected)
+            goes_on = ~batch["done"][:-1]
+            assert torch.equal(batch["prev_action"][1:][goes_on], batch["action"][:-1][goes_on])
+            assert torch.equal(batch["is_first"], agents[:, :, 0, 0] == 0)
+        # The mean of both agents' returns.
+        assert made.episode_returns == [
+            0.75 * length * (length + 1) / 2 for length in made.episode_lengths
+        ]
+
+
 def test_ids_are_those_of_single_episodes_over_several_calls():
     made = collector(Counter)
     lengths: dict[int, int] = {}
@@ -161,8 +219,13 @@ def test_ids_are_those_of_single_episodes_over_several_calls():
     assert made.env_episode == sum(24 // (3 + env) for env in range(ENVS))
 
 
-@pytest.mark.parametrize("env", [CartPole, NextStep])
-@pytest.mark.parametrize("kind", [PPOPolicy, RecurrentPPOPolicy])
+@pytest.mark.parametrize(
+    ("env", "kind"),
+    [
+        *itertools.product([CartPole, NextStep], [PPOPolicy, RecurrentPPOPolicy]),
+        (TeamNextStep, RecurrentMAPPOPolicy),
+    ],
+)
 def test_a_collector_continues_exactly_where_it_was_saved(env, kind):
     managers = [VectorEnvManager(lambda: env(ENVS), ENVS, seed=seed) for seed in (0, 1)]
     policies = [kind.for_env(manager, seed=0) for manager in managers]

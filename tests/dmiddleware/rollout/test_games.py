@@ -11,12 +11,16 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, EnvStateError, EnvTimeout, SpaceError
 from dmiddleware.policy import (
     DQNPolicy,
+    IMPALAPolicy,
     IPPOPolicy,
     MAPPOPolicy,
     PPOPolicy,
     QMIXPolicy,
     R2D2Policy,
+    RecurrentIPPOPolicy,
+    RecurrentMAPPOPolicy,
     RecurrentPPOPolicy,
+    RecurrentQMIXPolicy,
     SACPolicy,
 )
 from dmiddleware.rollout import (
@@ -75,14 +79,23 @@ def test_a_game_of_one_agent_is_collected_as_its_env_is():
             assert rollout.workers["only"].env_step == worker.env_step
 
 
-@pytest.mark.parametrize("last", ["terminated", "truncated"])
-def test_a_game_of_one_team_is_collected_as_its_parallel_env_is(last):
+@pytest.mark.parametrize(
+    ("cls", "last"),
+    [
+        (MAPPOPolicy, "terminated"),
+        (MAPPOPolicy, "truncated"),
+        (RecurrentMAPPOPolicy, "terminated"),
+        (RecurrentIPPOPolicy, "truncated"),
+        (RecurrentQMIXPolicy, "terminated"),
+    ],
+)
+def test_a_game_of_one_team_is_collected_as_its_parallel_env_is(cls, last):
     # Agents come and go in it.
     kwargs = {"masks": "infos", "ends": ("terminated", last)}
     game = make_game(Relay, teams={"only": "*"}, env_num=2, seed=5, env_kwargs=kwargs)
-    rollout = TeamRollout(game, {"only": MAPPOPolicy.for_env(game["only"], seed=1)})
+    rollout = TeamRollout(game, {"only": cls.for_env(game["only"], seed=1)})
     envs = make_env_manager(Relay, env_num=2, seed=5, env_kwargs=kwargs)
-    worker = RolloutCollector(MAPPOPolicy.for_env(envs, seed=1), envs)
+    worker = RolloutCollector(cls.for_env(envs, seed=1), envs)
     with envs, game:
         for _ in range(3):
             assert same(rollout.collect(10)["only"], worker.collect(10))
@@ -184,17 +197,109 @@ def test_a_policy_with_a_memory_takes_one_step_of_it_with_each_turn():
     assert rows["reward"].tolist() == [111.0, 101.0] * 4
 
 
-@pytest.mark.parametrize("opponent", ["policy", "random", "pool", "frozen"])
+def rows_of_lanes(policy, rows):
+    """Return lanes run again from the state before their first row, as learning runs them."""
+    with torch.no_grad():
+        return policy.learning_output(dict(rows.items()))
+
+
+@pytest.mark.parametrize("cls", [RecurrentPPOPolicy, RecurrentMAPPOPolicy])
+def test_teams_with_memories_learn_from_lanes_although_agents_leave(cls):
+    """One of two red agents leaves after the second of five steps, so its lanes are shorter."""
+    game = make_duel(leaves=2)
+    red = cls.for_env(game["red"], seed=0)
+    rollout = TeamRollout(game, {"red": red, "blue": RecurrentPPOPolicy.for_env(game["blue"])})
+    with game:
+        for _ in range(3):
+            rows = rollout.collect(12)
+            lanes = rows["red"]
+            assert lanes["done"].shape[1] == (2 if red.several_agents else 4)
+            assert len(lanes["done"]) >= 12 // lanes["done"].shape[1]
+            assert (lanes["state"][lanes["is_first"]] == 0).all()
+            # The state of each row is the one after the row before, unless an episode starts.
+            logit = rows_of_lanes(red, lanes)["logit"]
+            torch.testing.assert_close(logit, lanes["logit"], rtol=1e-4, atol=1e-5)
+
+
+def test_all_rows_that_fit_into_lanes_are_taken():
+    """Blue has half as many agents, so red makes twice as many rows as were asked for."""
+    game = make_duel()
+    policies = {
+        "red": RecurrentPPOPolicy.for_env(game["red"], seed=0),
+        "blue": SACPolicy.for_env(game["blue"], seed=0),
+    }
+    rollout = TeamRollout(game, policies)
+    with game:
+        for _ in range(2):
+            assert rollout.collect(12)["red"]["done"].shape == (6, 4)
+            assert rollout.workers["red"].waiting_steps == 0
+
+
+def test_the_lane_of_an_agent_that_never_acts_is_filled_with_rows_of_others():
+    class Late(Duel):
+        def reset(self, seed=None, options=None):
+            obs, infos = super().reset(seed=seed)
+            self.agents = ["red_0", "blue_0"]
+            return {agent: obs[agent] for agent in self.agents}, infos
+
+    game = make_game(Late, teams=TEAMS, env_num=1, seed=0)
+    red = RecurrentPPOPolicy.for_env(game["red"], seed=0)
+    rollout = TeamRollout(game, {"red": red, "blue": "random"})
+    with game:
+        for _ in range(3):
+            rows = rollout.collect(24)["red"]
+            assert rows["done"].shape == (12, 2)
+            # No episode is in both lanes.
+            first, second = (set(rows["episode_id"][:, lane].tolist()) for lane in range(2))
+            assert not first & second
+            logit = rows_of_lanes(red, rows)["logit"]
+            torch.testing.assert_close(logit, rows["logit"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cls", [RecurrentPPOPolicy, IMPALAPolicy])
+def test_lanes_of_agents_that_take_turns_are_filled(cls):
+    game = make_tictactoe()
+    x = cls.for_env(game["x"], seed=0)
+    rollout = TeamRollout(game, {"x": x, "o": "random"})
+    collected = []
+    with game:
+        for _ in range(4):
+            collected.append(rollout.collect(30)["x"])
+            assert collected[-1]["done"].shape == (len(collected[-1]["done"]), 3)
+    ids = [rows["episode_id"] for rows in collected]
+    for lane in range(3):
+        columns = {
+            name: torch.cat([rows[name][:, lane] for rows in collected])
+            for name in ("episode_id", "done", "obs", "next_obs")
+        }
+        # Nothing is lost between rows, nor between calls.
+        goes_on = ~columns["done"][:-1]
+        assert torch.equal(columns["episode_id"][:-1][goes_on], columns["episode_id"][1:][goes_on])
+        assert torch.equal(columns["next_obs"][:-1][goes_on], columns["obs"][1:][goes_on])
+    worker = rollout.workers["x"]
+    assert sum(map(torch.numel, ids)) + worker.waiting_steps == worker.env_step
+    if cls is RecurrentPPOPolicy:
+        for rows in collected:
+            logit = rows_of_lanes(x, rows)["logit"]
+            torch.testing.assert_close(logit, rows["logit"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "opponent", ["policy", "random", "pool", "frozen", "memory", "pool with memories"]
+)
 def test_a_rollout_that_is_restored_goes_on_exactly(opponent):
     def build():
         game = make_tictactoe()
-        policy = PPOPolicy.for_env(game["x"], seed=0, model=SMALL)
-        other = DQNPolicy.for_env(game["o"], seed=1, model=SMALL)
-        pool = OpponentPool(lambda: DQNPolicy.for_env(game["o"], seed=2, model=SMALL), size=2)
+        has_memory = opponent in ("memory", "pool with memories")
+        learner, player = (RecurrentPPOPolicy, R2D2Policy) if has_memory else (PPOPolicy, DQNPolicy)
+        policy = learner.for_env(game["x"], seed=0, model=SMALL)
+        other = player.for_env(game["o"], seed=1, model=SMALL)
+        pool = OpponentPool(lambda: player.for_env(game["o"], seed=2, model=SMALL), size=2)
         for seed in (3, 4):
-            pool.add(DQNPolicy.for_env(game["o"], seed=seed, model=SMALL))
-        others = {"policy": other, "random": "random", "pool": pool, "frozen": Frozen(other)}
-        players = {"x": policy, "o": others[opponent]}
+            pool.add(player.for_env(game["o"], seed=seed, model=SMALL))
+        others = {"policy": other, "random": "random", "frozen": Frozen(other)}
+        others |= {"memory": Frozen(other)}
+        players = {"x": policy, "o": others.get(opponent, pool)}
         return game, players, TeamRollout(game, players), pool
 
     kwargs = {"policy_kwargs": {"o": {"eps": 0.3}}} if opponent == "policy" else {}
@@ -310,6 +415,36 @@ def test_games_are_counted_for_and_against_past_versions_and_hard_ones_are_drawn
     assert [pool.draw(rng) for _ in range(40)].count(1) > 30
 
 
+@pytest.mark.parametrize("cls", [MAPPOPolicy, RecurrentMAPPOPolicy])
+def test_a_version_of_a_team_plays_as_the_frozen_policy_does(cls):
+    """Its draws are certain, so that it acts as the greedy one."""
+    played = []
+    for wrap in (Frozen, OpponentPool):
+        game = make_duel()
+        red = cls.for_env(game["red"], seed=0)
+        with torch.no_grad():
+            for weight in red.model.parameters():
+                if weight.shape[:1] == (4,):  # the logits of four actions
+                    weight.mul_(1e6)
+        player = Frozen(red)
+        if wrap is OpponentPool:
+            player = OpponentPool(lambda made=game: cls.for_env(made["red"], seed=1))
+            player.add(red)
+        blue = SACPolicy.for_env(game["blue"], seed=0)
+        rollout = TeamRollout(game, {"red": player, "blue": blue})
+        moves = []
+        step = game.env_manager.step
+        game.env_manager.step = lambda actions, step=step, moves=moves: (
+            moves.append([part.tolist() for part in actions["red"]]) or step(actions)
+        )
+        with game:
+            rollout.collect(24)
+        played.append(moves)
+    assert len(played[0]) == 12
+    assert len({str(move) for move in played[0]}) > 1
+    assert played[0] == played[1]
+
+
 def test_what_does_not_fit_the_teams_is_an_error_before_the_first_step():
     game = make_duel()
     red = DQNPolicy.for_env(game["red"], seed=0)
@@ -319,8 +454,10 @@ def test_what_does_not_fit_the_teams_is_an_error_before_the_first_step():
         TeamRollout(game, {"red": red, "bleu": "random"})
     with pytest.raises(SpaceError, match="team 'blue' does not fit"):
         TeamRollout(game, {"red": red, "blue": red})
-    with pytest.raises(SpaceError, match="team 'blue' does not fit"):
-        TeamRollout(game, {"red": red, "blue": Frozen(red)})
+    pool = OpponentPool(lambda: DQNPolicy.for_env(game["red"], seed=0))
+    for player in (Frozen(red), pool):
+        with pytest.raises(SpaceError, match="team 'blue' does not fit"):
+            TeamRollout(game, {"red": red, "blue": player})
     with pytest.raises(ConfigError, match="no team learns"):
         TeamRollout(game, {"red": "random", "blue": "random"})
     with pytest.raises(ConfigError, match="cannot be played by 'clever'"):
@@ -332,15 +469,45 @@ def test_what_does_not_fit_the_teams_is_an_error_before_the_first_step():
     assert game.closed
 
 
-def test_algorithms_that_cannot_learn_from_turns_are_refused():
-    game = make_tictactoe()
-    recurrent = RecurrentPPOPolicy.for_env(game["x"], seed=0)
-    with pytest.raises(ConfigError, match="team 'x', RecurrentPPOPolicy, learns from lanes"):
-        TeamRollout(game, {"x": recurrent, "o": "random"}).start()
-    game.close()
+def test_algorithms_of_several_agents_are_refused_where_agents_take_turns():
     game = make_tictactoe()
     with pytest.raises(ConfigError, match="team 'x' take turns"):
         TeamRollout(game, {"x": IPPOPolicy.for_env(game["x"], seed=0), "o": "random"}).start()
+
+
+def test_a_frozen_team_with_memories_plays_as_where_it_is_called_step_by_step():
+    games = []
+
+    class Noted(Duel):
+        def reset(self, seed=None, options=None):
+            obs, infos = super().reset(seed=seed)
+            games.append([])
+            self.last = obs
+            return obs, infos
+
+        def step(self, actions):
+            games[-1].append((self.last, actions))
+            result = super().step(actions)
+            self.last = result[0]
+            return result
+
+    game = make_game(Noted, teams=TEAMS, env_num=1, seed=0)
+    red = RecurrentMAPPOPolicy.for_env(game["red"], seed=0)
+    blue = SACPolicy.for_env(game["blue"], seed=0)
+    rollout = TeamRollout(game, {"red": Frozen(red), "blue": blue})
+    with game:
+        rollout.collect(12)
+    act, played = ActingPolicy(red), [moves for moves in games if moves]
+    assert [len(moves) for moves in played] == [5, 5, 2]
+    names = ("red_0", "red_1")
+    for moves in played:
+        for obs, actions in moves:
+            seen = {
+                "agents": np.stack([obs[name] for name in names]),
+                "agent_mask": np.ones(2, np.int8),
+            }
+            assert act(seen).tolist() == [actions[name] for name in names]
+        act.reset()
 
 
 def test_a_team_that_never_acts_is_reported():

@@ -13,7 +13,7 @@ import torch
 
 from dmiddleware.env import BattleEnv, OpponentEnv, make_env_manager
 from dmiddleware.errors import CheckpointMismatch, ConfigError
-from dmiddleware.policy import DQNPolicy, PPOPolicy
+from dmiddleware.policy import DQNPolicy, PPOPolicy, RecurrentPPOPolicy
 from dmiddleware.rollout import OpponentPool, RolloutCollector
 from tests.dmiddleware.env.test_opponent_env import Counting, tictactoe
 
@@ -53,6 +53,16 @@ def test_versions_are_drawn_uniformly_and_the_oldest_is_dropped() -> None:
     pool.add(policy_that_takes(2))
     assert len(pool) == 2
     assert set(actions_of(pool)) == {1, 2}
+
+
+def test_versions_with_a_memory_are_refused_where_nothing_keeps_it() -> None:
+    def make() -> RecurrentPPOPolicy:
+        return RecurrentPPOPolicy({"model": {"obs_shape": 2, "action_shape": 3}})
+
+    pool = OpponentPool(make)
+    pool.add(make())
+    with pytest.raises(ConfigError, match="a recurrent state to act, but OpponentPool gives"):
+        actions_of(pool, 1)
 
 
 def test_masks_that_are_not_in_observations_are_respected() -> None:

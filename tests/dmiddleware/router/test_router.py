@@ -132,10 +132,15 @@ def test_a_late_subscriber_gets_the_latest_event(listen: str) -> None:
         Received(learner)
         for version in range(5):
             learner.emit(model, (version,), {})
+        assert "model" not in learner.traffic()
         got = Received(collector, "model")
         assert got.of("model", 1) == [(4,)]
+        assert learner.traffic()["model"].sent == collector.traffic()["model"].received == 1
         learner.emit(model, (5,), {})
         assert got.of("model", 2)[-1] == (5,)
+        sent, received = learner.traffic()["model"], collector.traffic()["model"]
+        assert sent.sent == received.received == 2
+        assert sent.sent_bytes == received.received_bytes > 0
 
 
 @pytest.mark.parametrize("delivery", ["reliable", "latest", "lossy"])

@@ -169,6 +169,23 @@ def test_nested_spaces_have_dotted_names(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["action.aim"][0], action["aim"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("cls", mostly_slow([SACPolicy, DQNPolicy, RecurrentPPOPolicy], keep=1))
+def test_a_file_of_a_policy_in_bfloat16_computes_in_float32(cls: Any, tmp_path: Path) -> None:
+    path = saved(made(cls, autocast="bfloat16"), tmp_path / "p.safetensors")
+    exact = made(cls)  # with the same weights
+    exported = export_policy(path, tmp_path / "p.onnx")
+    ports = {
+        port.name: np.zeros((1, *port.shape), port.dtype)
+        for port in exported.inputs
+        if port.name != "obs"
+    }
+    if "is_first" in ports:
+        ports["is_first"][:] = True
+    for obs in np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32):
+        action = Onnx(exported.path)({**ports, "obs": obs[None]})["action"][0]
+        np.testing.assert_allclose(action, ActingPolicy(exact)(obs), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", [PPOPolicy, SACPolicy, RecurrentPPOPolicy])
 def test_a_file_takes_what_the_actor_sees_alone(cls: Any, tmp_path: Path) -> None:

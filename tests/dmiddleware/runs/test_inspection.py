@@ -102,6 +102,10 @@ def test_a_file_of_a_run_has_a_summary_on_top(tmp_path: Path) -> None:
     head = shown(snapshot).output.partition("\n\n")[0]
     assert "of a run, in step 0 of its task" in head and "1,500" in head
     assert f"ditask resume {run.path}" in head
+    # A learner of a named part saves to a folder of its own.
+    (snapshot.parent / "red").mkdir()
+    of_part = snapshot.rename(snapshot.parent / "red" / snapshot.name)
+    assert f"ditask resume {run.path}" in shown(of_part).output.partition("\n\n")[0]
 
 
 @pytest.mark.parametrize(

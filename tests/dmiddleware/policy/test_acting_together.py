@@ -1,0 +1,86 @@
+"""Compiled acting in all envs of a device at once."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from dmiddleware import Task
+from dmiddleware.env import VectorEnvManager
+from dmiddleware.policy import (
+    A2CPolicy,
+    C51Policy,
+    DQNPolicy,
+    IMPALAPolicy,
+    IQNPolicy,
+    PPGPolicy,
+    PPOPolicy,
+    PQNPolicy,
+    QRDQNPolicy,
+)
+from dmiddleware.policy.compiled import CompiledFunction
+from dmiddleware.tree import leaves
+from middleware import EpsGreedyHandler, OnlineRLContext, StepCollector
+from tests.bus_counter import env_of
+from tests.variants import mostly_slow
+
+N_ENVS = 8
+
+
+def collected(kind: Any, n_calls: int = 3, **options: Any) -> list[dict[str, torch.Tensor]]:
+    """Return what a policy that does not learn collects in envs that return tensors."""
+    envs = VectorEnvManager(lambda: env_of(kind)(N_ENVS), N_ENVS, seed=0)
+    policy = kind.for_env(envs, seed=0, **options)
+    batches = []
+    with Task(OnlineRLContext(), seed=0) as task:
+        if not policy.explores:
+            task.use(EpsGreedyHandler(policy))
+        task.use(StepCollector(policy, envs, n_sample=5 * N_ENVS))
+        for _ in range(n_calls):
+            task.run(1)
+            columns = dict(leaves(task.ctx.trajectories))
+            batches.append({name: columns[name] for name in columns if name != "episode_id"})
+    return batches
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    mostly_slow(
+        [
+            (PPOPolicy, {"obs_norm": True}),
+            (DQNPolicy, {}),
+            (PQNPolicy, {}),
+            (IMPALAPolicy, {}),
+            (A2CPolicy, {}),
+            (PPGPolicy, {}),
+            (C51Policy, {"model": {"v_min": 0.0, "v_max": 200.0, "noisy": True}}),
+            (QRDQNPolicy, {}),
+            (IQNPolicy, {}),
+        ],
+        keep=2,
+    ),
+)
+def test_compiled_acting_does_the_same(
+    kind: Any, options: dict[str, Any], monkeypatch: Any
+) -> None:
+    calls: list[bool] = []
+    run = CompiledFunction.__call__
+
+    def watched(self: CompiledFunction, *args: Any, **kwargs: Any) -> Any:
+        calls.append(True)
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(CompiledFunction, "__call__", watched)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    plain = collected(kind, **options)
+    assert not calls
+    compiled = collected(kind, compile=True, **options)
+    assert len(calls) == 15
+    for expected, batch in zip(plain, compiled, strict=True):
+        assert batch.keys() == expected.keys()
+        for name, column in batch.items():
+            assert torch.equal(column, expected[name]), name
