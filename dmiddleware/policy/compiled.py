@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dmiddleware.torch_private import compiler_traces_gradients
+from dmiddleware.tree import Batch, to_dict
 
 __all__ = ["CompiledFunction"]
 
@@ -27,9 +28,10 @@ class CompiledFunction:
         return vars(self) | {"_compiled": None}
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Call the function."""
+        """Call the function; it gets treetensors as dictionaries, which the compiler can trace."""
         if self._compiled is None:
             self._compiled = self._compile()
+        args = tuple([to_dict(value) if isinstance(value, Batch) else value for value in args])
         return self._compiled(*args, **kwargs)
 
     def _compile(self) -> Callable[..., dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from dmiddleware.policy import (
 )
 from dmiddleware.policy.compiled import CompiledFunction
 from dmiddleware.tree import leaves
+from dmiddleware.zoo.tensor_envs import Rover, TensorEnv
 from middleware import EpsGreedyHandler, OnlineRLContext, StepCollector
 from tests.bus_counter import env_of
 from tests.variants import mostly_slow
@@ -30,9 +32,12 @@ from tests.variants import mostly_slow
 N_ENVS = 8
 
 
-def collected(kind: Any, n_calls: int = 3, **options: Any) -> list[dict[str, torch.Tensor]]:
+def collected(
+    kind: Any, env: Callable[[int], TensorEnv] | None = None, n_calls: int = 3, **options: Any
+) -> list[dict[str, torch.Tensor]]:
     """Return what a policy that does not learn collects in envs that return tensors."""
-    envs = VectorEnvManager(lambda: env_of(kind)(N_ENVS), N_ENVS, seed=0)
+    make_envs = env or env_of(kind)
+    envs = VectorEnvManager(lambda: make_envs(N_ENVS), N_ENVS, seed=0)
     policy = kind.for_env(envs, seed=0, **options)
     batches = []
     with Task(OnlineRLContext(), seed=0) as task:
@@ -52,6 +57,7 @@ def collected(kind: Any, n_calls: int = 3, **options: Any) -> list[dict[str, tor
     mostly_slow(
         [
             (PPOPolicy, {"obs_norm": True}),
+            (PPOPolicy, {"env": Rover, "autocast": "bfloat16"}),
             (DQNPolicy, {}),
             (PQNPolicy, {}),
             (IMPALAPolicy, {}),
@@ -61,7 +67,7 @@ def collected(kind: Any, n_calls: int = 3, **options: Any) -> list[dict[str, tor
             (QRDQNPolicy, {}),
             (IQNPolicy, {}),
         ],
-        keep=2,
+        keep=3,
     ),
 )
 def test_compiled_acting_does_the_same(
