@@ -25,6 +25,7 @@ __all__ = [
     "copy_all",
     "forward_layers",
     "fused_adam",
+    "is_from_compiler",
     "move_towards",
     "plain_torch",
     "scale",
@@ -180,3 +181,10 @@ def compiler_traces_gradients() -> None:
     import torch._dynamo.config  # takes longer to import than torch itself
 
     torch._dynamo.config.trace_autograd_ops = True
+
+
+def is_from_compiler(error: Exception) -> bool:
+    """Return whether torch's compiler raised an error, whose classes have no public names."""
+    import torch._dynamo.exc
+
+    return isinstance(error, torch._dynamo.exc.TorchDynamoException)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import AnyMode, spec_of
+from dmiddleware.policy import AnyMode, PolicySpec, spec_of
 from dmiddleware.policy.agents import agents_that_take_part
 from dmiddleware.rl import (
     discounted_return,
@@ -149,6 +149,21 @@ class GAEEstimator(BaseMiddleware[OnlineRLContext]):
             ctx.log("learn/explained_variance", explained)
 
 
+def _single_agent_spec(policy: AnyMode, *, user: str) -> PolicySpec:
+    """Return what others read of a policy.
+
+    Raises:
+        ConfigError: if it acts for several agents.
+    """
+    spec = spec_of(policy, user=user)
+    if getattr(spec.kind, "several_agents", False):
+        raise ConfigError(
+            f"{user} sums the rewards of a single agent, but {spec.kind.__name__} acts for "
+            "several; use GAEEstimator, or a TensorBuffer with n_step"
+        )
+    return spec
+
+
 class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
     """Sum the discounted rewards from each row to the end of its episode.
 
@@ -163,7 +178,7 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
             float32.
 
     Raises:
-        ConfigError: if ``policy`` is not a policy, or has no discount.
+        ConfigError: if ``policy`` is not a policy, has no discount, or acts for several agents.
     """
 
     roles = (Role.LEARNER,)
@@ -174,7 +189,7 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
     def __init__(self, policy: AnyMode, settings: PartSettings) -> None:
         self.settings = settings
         user = "MonteCarloReturnEstimator"
-        spec = spec_of(policy, user=user)
+        spec = _single_agent_spec(policy, user=user)
         self._discount = needed(spec.discount, "discount", user=user)
 
     def __call__(self, ctx: OnlineRLContext) -> None:
@@ -206,7 +221,7 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
             bootstrapped value.
 
     Raises:
-        ConfigError: if ``policy`` is not a policy, or has no discount.
+        ConfigError: if ``policy`` is not a policy, has no discount, or acts for several agents.
     """
 
     roles = (Role.COLLECTOR,)
@@ -218,7 +233,7 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
     def __init__(self, policy: AnyMode, settings: PartSettings) -> None:
         self.settings = settings
         user = "NStepRewardEnhancer"
-        spec = spec_of(policy, user=user)
+        spec = _single_agent_spec(policy, user=user)
         self._discount = needed(spec.discount, "discount", user=user)
         self._n_step = spec.n_step
 

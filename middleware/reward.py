@@ -43,9 +43,9 @@ class RewardLearner(BaseMiddleware[OnlineRLContext], TakesSettings[RewardLearner
     a run of several processes, the learner trains and rewards.
 
     The column ``reward`` becomes ``weight`` times the model's reward plus ``env_weight`` times the
-    environment's, whose mean is logged as ``reward/env``. The model's reward is also kept as the
-    column ``learned_reward``. Evaluations and the returns of episodes have the environment's
-    rewards.
+    environment's, whose mean is logged as ``reward/env``. All agents of a team get the model's
+    reward, which is also kept as the column ``learned_reward``. Evaluations and the returns of
+    episodes have the environment's rewards.
 
     Args:
         model: the reward model.
@@ -84,7 +84,8 @@ class RewardLearner(BaseMiddleware[OnlineRLContext], TakesSettings[RewardLearner
         rows = rows_of(ctx.trajectories)
         learned = _learn_and_reward(self._model, rows, ctx)
         env_reward = rows["reward"]
-        reward = self.settings.weight * learned + self.settings.env_weight * env_reward
+        shared = learned.unsqueeze(-1) if env_reward.dim() > learned.dim() else learned
+        reward = self.settings.weight * shared + self.settings.env_weight * env_reward
         ctx.trajectories = with_columns(rows, reward=reward.float(), learned_reward=learned)
         ctx.log("reward/env", env_reward.float().mean().item())
 

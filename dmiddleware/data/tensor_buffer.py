@@ -343,8 +343,9 @@ class TensorBuffer(TakesSettings[TensorBufferSettings], Closing):
             start_columns: the columns that the policy needs only where sequences start.
 
         Raises:
-            ConfigError: if the buffer has a different ``n_step``, ``discount`` or ``burn_in``, or
-                its ``transform`` does not work with the policy's.
+            ConfigError: if the buffer has a different ``n_step``, ``discount`` or ``burn_in``, it
+                lacks ``unroll_len`` for a policy with ``burn_in``, or its ``transform`` does not
+                work with the policy's.
         """
         options: dict[str, Any] = {}
         if self.unroll_len is not None:
@@ -359,6 +360,11 @@ class TensorBuffer(TakesSettings[TensorBufferSettings], Closing):
                     f"the buffer has burn_in={self.burn_in}, but the policy has "
                     f"burn_in={burn_in}; build it with TensorBuffer(size, unroll_len=...) and "
                     "without burn_in, and push rows only after the learner is built"
+                )
+            if burn_in is not None and self.unroll_len is None:
+                raise ConfigError(
+                    "the policy learns from sequences, but the buffer draws single rows; build it "
+                    "with TensorBuffer(size, unroll_len=...)"
                 )
             if discount is not None:
                 if "n_step" not in new:

@@ -148,7 +148,7 @@ class PettingZooAdapter(InnerAttributes, BattleEnv):
         moves = {agent: actions[self._agents.index(agent)] for agent in self._env.agents}
         obs, rewards, terminated, truncated, infos = self._env.step(moves)
         self._take(obs, infos)
-        return rewards, terminated, truncated
+        return rewards, *(_with_joining(flags, self._env) for flags in (terminated, truncated))
 
     def _observe(self, agents: list[Any]) -> None:
         for agent in agents:
@@ -246,7 +246,8 @@ class ParallelEnvAdapter(InnerAttributes, gym.Env[dict[str, Any], Any]):
         pairs = zip(self._agents, action, strict=True)
         moves = {agent: agent_action for agent, agent_action in pairs if agent in alive}
         obs, rewards, terminated, truncated, infos = self._env.step(moves)
-        cut = {agent for agent, flag in truncated.items() if flag and not terminated[agent]}
+        terminated = _with_joining(terminated, self._env)
+        cut = {agent for agent, flag in truncated.items() if flag and not terminated.get(agent)}
         done = all(flag or agent in cut for agent, flag in terminated.items())
         alive = cut if done else set(self._env.agents)
         present = {agent: agent in alive for agent in self._agents}
@@ -305,6 +306,11 @@ def is_parallel_env(env: object) -> bool:
     """Return whether this is a PettingZoo parallel env, without importing PettingZoo."""
     pettingzoo = sys.modules.get("pettingzoo")
     return pettingzoo is not None and isinstance(env, pettingzoo.ParallelEnv)
+
+
+def _with_joining(flags: Mapping[Any, bool], env: Any) -> dict[Any, bool]:
+    """Return flags by agent, also of those that join in this step, which envs may leave out."""
+    return {**dict.fromkeys(env.agents, False), **flags}
 
 
 def _common_space(env: Any, name: str) -> gym.Space[Any] | None:

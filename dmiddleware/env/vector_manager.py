@@ -393,7 +393,8 @@ class VectorEnvManager(BaseEnvManager):
         if not is_shape_right or reward.shape != (self.env_num, *self._reward_shape):
             raise EnvProtocolError(
                 f"the vector env has {self.env_num} envs, but returned rewards of shape "
-                f"{reward.shape} and flags of shape {terminated.shape} and {truncated.shape}"
+                f"{reward.shape} and flags of shape {terminated.shape} and {truncated.shape}; "
+                f"return rewards {[self.env_num, *self._reward_shape]} and flags {[self.env_num]}"
             )
         infos = {
             key: value if key in _FINAL_OBS else own_copy(value) for key, value in result[4].items()

@@ -365,7 +365,7 @@ class ActionCodec:
         allowed = self._allows(on_cpu, action)
         if allowed is None or bool(allowed.all()):
             return
-        row = () if allowed.dim() == 0 else int((~allowed).nonzero()[0, 0])
+        row = tuple((~allowed).nonzero()[0].tolist())  # of several agents, of one of them
         chosen = {path: leaf[row].tolist() for path, leaf in leaves(action)}
         raise PolicyOutputError(
             f"{user} chose the action {chosen.get('', chosen)}, but its action_mask allows only "

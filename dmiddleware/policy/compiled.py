@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from dmiddleware.torch_private import compiler_traces_gradients
+from dmiddleware.errors import PolicyError
+from dmiddleware.torch_private import compiler_traces_gradients, is_from_compiler
+from dmiddleware.tree import Batch, to_dict
 
 __all__ = ["CompiledFunction"]
 
@@ -17,20 +19,34 @@ class CompiledFunction:
 
     Args:
         function: the function, or a network.
+        user: its name, for messages.
     """
 
-    def __init__(self, function: Callable[..., dict[str, Any]]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., dict[str, Any]], *, user: str) -> None:
+        self._function, self._user = function, user
         self._compiled: Callable[..., dict[str, Any]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_compiled": None}
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Call the function."""
+        """Call the function; it gets treetensors as dictionaries, which the compiler can trace.
+
+        Raises:
+            PolicyError: if torch cannot compile it.
+        """
         if self._compiled is None:
             self._compiled = self._compile()
-        return self._compiled(*args, **kwargs)
+        args = tuple([to_dict(value) if isinstance(value, Batch) else value for value in args])
+        try:
+            return self._compiled(*args, **kwargs)
+        except RuntimeError as error:
+            if not is_from_compiler(error):
+                raise
+            raise PolicyError(
+                f"torch cannot compile {self._user}; set compile=False, or change the code that "
+                f"torch names: {error}"
+            ) from error
 
     def _compile(self) -> Callable[..., dict[str, Any]]:
         compiler_traces_gradients()

@@ -85,7 +85,8 @@ class RecurrentIPPOPolicy(RecurrentPPOPolicy):
 
     As :class:`RecurrentPPOPolicy`, it learns from whole lanes of envs, ``[T, B, A, …]``. States are
     ``[B, A, S]``, zeros where the team's episode starts; an agent that joins later has seen zeros
-    until then. Agents see their previous action, and no previous reward.
+    until then, and the actions that were drawn for it and ignored. Agents see their previous
+    action, and no previous reward.
 
     The model is a :class:`~dmiddleware.model.RecurrentAgentActorCritic`.
     """

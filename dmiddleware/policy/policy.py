@@ -254,7 +254,8 @@ class Policy:
         )
         replays = self.on_gpu and self.cfg.compile == "graphs"
         self._replay_acting = self._act_captured if replays else None
-        self.acting_model: Callable[..., dict[str, Any]] = partial(call, self.model)
+        self._plain_model = partial(call, self.model)
+        self.acting_model: Callable[..., dict[str, Any]] = self._plain_model
         self._hooks = self._declared_hooks()
         if not any("action_mask" in (hook.keywords or ()) for hook in self._hooks.values()):
             # Methods that do not take it need no masks.
@@ -1006,8 +1007,9 @@ class Policy:
 
     def _step_together(self) -> None:
         """Compile the network for acting; a captured step is replayed without Python anyhow."""
-        if self.cfg.compile and self._replay_acting is None:
-            self.acting_model = CompiledFunction(self.model)
+        is_plain = self.acting_model is self._plain_model
+        if self.cfg.compile and self._replay_acting is None and is_plain:
+            self.acting_model = CompiledFunction(self.model, user=type(self.model).__name__)
 
     def _act_captured(
         self, obs: Value, env_id: npt.NDArray[np.int64], **kwargs: Any
@@ -1109,6 +1111,8 @@ class Policy:
         if inputs is None or of_two is None:
             return None
         generators, acting = self._state.generators(), self._state.acting()
+        # The compiler, which takes long, would specialize on the few rows here.
+        acting_model, self.acting_model = self.acting_model, self._plain_model
         try:
             # Of one row, a network may lose a dimension that it keeps of several.
             if not acts_only or self.parts is None:
@@ -1126,6 +1130,7 @@ class Policy:
                 "give the model a method compute_actor(obs) if its forward runs the critic too"
             ) from error
         finally:
+            self.acting_model = acting_model
             self._state.load_generators(generators)
             self._state.load_acting(acting)
             self.reset()

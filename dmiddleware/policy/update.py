@@ -166,7 +166,7 @@ class UpdateRunner:
         self._schedules = schedules
         self._on_gpu = device != "cpu"
         self._user = user
-        self._compiled = CompiledFunction(update) if compiles else None
+        self._compiled = CompiledFunction(update, user=f"{user}.update") if compiles else None
         self._captured: CapturedFunction | None = None
         self._n_outputs = 0
         self.not_finite = torch.zeros((), device=device)

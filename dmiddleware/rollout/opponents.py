@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dmiddleware.env import OpponentEnv
 from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.policy import CollectMode, EvalMode, HasModes, as_collect_mode
 from dmiddleware.rollout.ratings import elo_change, pfsp
@@ -98,8 +99,13 @@ class OpponentPool:
 
         If the pool is full, the oldest can no longer be drawn, and is dropped when no game of an
         :class:`~dmiddleware.env.OpponentEnv` uses it. One that another caller has drawn is kept.
+
+        Raises:
+            ConfigError: as :meth:`follow`, if an :class:`~dmiddleware.env.OpponentEnv` was built.
         """
         mode = as_collect_mode(policy, user=_USER)
+        if any(isinstance(game, OpponentEnv) for game in self._games):
+            check_sees_games([mode], user=_USER)
         self._put(self._n_added, mode.state_dict())
         self._elos[self._n_added] = self.elo
         self._n_added += 1
@@ -111,7 +117,14 @@ class OpponentPool:
                 del counts[number]
 
     def follow(self, game: _HasOpponents) -> None:
-        """Keep the versions that a game uses until it ends; an env calls it when it is built."""
+        """Keep the versions that a game uses until it ends; an env calls it when it is built.
+
+        Raises:
+            ConfigError: for an :class:`~dmiddleware.env.OpponentEnv`, if the versions need more
+                than its observations and masks, as those with a memory do.
+        """
+        if isinstance(game, OpponentEnv):
+            check_sees_games(list(self._versions.values())[:1], user=_USER)
         self._games.add(game)
 
     def draw(self, rng: np.random.Generator) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from dmiddleware.env.team import ACTION_MASK
 from dmiddleware.errors import ConfigError
 from dmiddleware.files.atomic_file import write_atomically
 from dmiddleware.policy import HasModes, Policy
@@ -198,6 +199,8 @@ class _Exporter:
         batch: Any = gym.vector.utils.create_empty_array(space, n)
         drawn = to_dict(from_numpy(gym.vector.utils.concatenate(space, items, batch)))
         obs = pytree.tree_map(_moderate, drawn)
+        if isinstance(obs, Mapping) and (allowed := obs.get(ACTION_MASK)) is not None:
+            allowed[..., min(1, allowed.shape[-1] - 1) :] = 1  # at least one action is allowed
         policy = self._policy
         codec = previous_action_codec(policy.act_inputs, self._action_space)
         first = first_inputs(policy.act_inputs, policy.initial_state, codec, n)

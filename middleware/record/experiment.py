@@ -334,7 +334,10 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
             "bar": self._bar,
         }
         self._parts = {
-            name: part for name, part in parts.items() if name == "logger" or _is_for(part, task)
+            name: part
+            for name, part in parts.items()
+            if name == "logger" or _is_for_roles(part, task)
+            if task.rank == 0 or not Declarations.of(part).lead_only
         }
         # The first part is the first on the way back.
         self._recorders = Chain(
@@ -641,11 +644,9 @@ def _learns(part: str | None, task: Task[Any]) -> bool:
     return task.rank == 0 and view.has_role(Role.LEARNER)
 
 
-def _is_for(recorder: BaseMiddleware[Any], task: Task[Any]) -> bool:
-    """Return whether a recorder runs in this process."""
+def _is_for_roles(recorder: BaseMiddleware[Any], task: Task[Any]) -> bool:
+    """Return whether a recorder runs in processes with the roles of this one."""
     declares = Declarations.of(recorder)
-    if task.rank and declares.lead_only:
-        return False
     parts = task.chain.parts if declares.with_parts else ()
     views = [_seen_by(recorder, task), *map(task.part, parts)]
     return any(view.has_role(role) for view in views for role in declares.roles)

@@ -277,6 +277,8 @@ def check_run_folder(run: object, *, user: str) -> RunFolder:
         ConfigError: if it is not.
     """
     hint = "make a new folder with RunFolder.create('name') and pass it"
+    if isinstance(getattr(run, "run", None), RunFolder):
+        hint = "pass its folder, which is its attribute run"
     return check_instance(run, RunFolder, user=user, hint=hint)
 
 

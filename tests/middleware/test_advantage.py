@@ -7,7 +7,7 @@ import torch
 from dmiddleware.data import as_tree, index_rows
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
+from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy, QMIXPolicy
 from middleware import (
     OnlineRLContext,
     gae_estimator,
@@ -15,6 +15,7 @@ from middleware import (
     nstep_reward_enhancer,
 )
 from middleware.collect import EpisodeCollector, StepCollector
+from tests.dmiddleware.team_envs import CountingTeam
 
 DISCOUNT, LAMBDA = 0.9, 0.8
 
@@ -193,6 +194,12 @@ def test_policy_without_the_setting_is_rejected(estimator: Any, setting: str) ->
     policy = BCPolicy({"model": {"obs_shape": 4, "action_shape": 2}})
     with pytest.raises(ConfigError, match=setting):
         estimator(policy)
+
+
+@pytest.mark.parametrize("estimator", [montecarlo_return_estimator, nstep_reward_enhancer])
+def test_sums_for_a_single_agent_refuse_a_team_before_it_acts(estimator: Any) -> None:
+    with pytest.raises(ConfigError, match="QMIXPolicy acts for several; use GAEEstimator"):
+        estimator(QMIXPolicy.for_env(CountingTeam(), n_step=3))
 
 
 def test_gae_of_a_policy_without_lambda_is_rejected() -> None:

@@ -72,6 +72,21 @@ def test_the_rewards_of_the_environment_can_be_kept_with_a_weight(run_steps: Any
     assert [float(one[0, 0]) for one in rewards] == pytest.approx([10.5, 11.0], abs=1e-3)
 
 
+def test_all_agents_of_a_team_get_the_reward_of_the_model(run_steps: Any) -> None:
+    reward = torch.arange(27.0).reshape(3, 3, 3)  # as many steps as envs and agents
+    obs, rows = torch.arange(9.0).reshape(3, 3, 1), {}
+
+    @middleware(writes=("trajectories",))
+    def give_team(ctx: OnlineRLContext) -> None:
+        done = torch.zeros(3, 3, dtype=torch.bool)
+        ctx.trajectories = as_tree({"obs": obs, "reward": reward, "done": done})
+
+    learner = RewardLearner(Constant(learns_first=True), env_weight=2.0)
+    run_steps(give_team, learner, lambda ctx: rows.update(ctx.trajectories.items()))
+    torch.testing.assert_close(rows["reward"], obs + 2.0 * reward)
+    torch.testing.assert_close(rows["learned_reward"], obs.squeeze(-1))
+
+
 def test_snapshots_and_the_config_have_the_model() -> None:
     model = Constant(learns_first=True)
     learner = RewardLearner(model, weight=0.5)

@@ -37,11 +37,6 @@ class EventTraffic:
     unsubscribed: int = 0
     undelivered: int = 0
 
-    def note_sent(self, n_bytes: int, *, n_peers: int = 1) -> None:
-        """Count an emission that was accepted for peers."""
-        self.sent += n_peers
-        self.sent_bytes += n_peers * n_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class PeerTraffic:

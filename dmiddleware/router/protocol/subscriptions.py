@@ -258,7 +258,9 @@ class Subscriptions:
 
     def _queue_latest(self, peer: Peer, event: EncodedEvent) -> None:
         peer.outgoing.put_latest(event)
-        self._traffic[base_name(event.event)].note_sent(event.size)
+        traffic = self._traffic[base_name(event.event)]
+        traffic.sent += 1
+        traffic.sent_bytes += event.size
         self._note_queued(peer)
 
     def _note_queued(self, peer: Peer) -> None:

@@ -181,7 +181,8 @@ class Engine:
                 traffic.unsubscribed += 1
             else:
                 refused.append(node_id)
-        traffic.note_sent(encoded.size, n_peers=n_accepted)
+        traffic.sent += n_accepted
+        traffic.sent_bytes += n_accepted * encoded.size
         return refused
 
     def _put(
@@ -192,7 +193,10 @@ class Engine:
             self.node.subscriptions.put_latest(encoded, targets if named else None)
             return
         self.node.subscriptions.put_lossy(encoded, targets)
-        self.traffic[base_name(event.name)].note_sent(encoded.size, n_peers=len(targets))
+        if targets:
+            traffic = self.traffic[base_name(event.name)]
+            traffic.sent += len(targets)
+            traffic.sent_bytes += len(targets) * encoded.size
 
     def _wait_for_room(
         self, event: Event, encoded: EncodedEvent, waiting: list[str], targets: Collection[str]

@@ -285,6 +285,11 @@ def test_a_buffer_of_sequences_takes_burn_in_and_start_columns_from_the_policy()
         TensorBuffer(10).bind(n_step=1, burn_in=2)
 
 
+def test_a_policy_for_sequences_refuses_a_buffer_of_single_rows():
+    with pytest.raises(ConfigError, match=r"learns from sequences.*unroll_len"):
+        TensorBuffer(10).bind(n_step=1, discount=0.9, burn_in=0)
+
+
 def test_priorities_of_rows_where_no_sequence_starts_are_ignored():
     buffer = TensorBuffer(40, sampler=PrioritySampler(), unroll_len=4, stride=4, seed=0)
     buffer.push(as_batch(episode_of(40), (40,)))

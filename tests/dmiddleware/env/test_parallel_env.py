@@ -115,6 +115,28 @@ def test_values_are_bootstrapped_for_agents_that_a_limit_cut_off(ends, flags, ma
     assert obs["agent_mask"].tolist() == mask
 
 
+class TakingOver(Relay):
+    """a leaves after step 2, where c joins, of which that step has an observation and no flags."""
+
+    def step(self, actions):
+        self.t += 1
+        leaves = self.t in (2, 4)
+        self.agents = ["c"] if self.t in (2, 3) else ["a"] if self.t == 1 else []
+        flags = {agent: leaves for agent in actions}
+        shown = list(dict.fromkeys([*actions, *self.agents]))
+        return self._obs(shown), dict.fromkeys(actions, 1.0), flags, {}, self._infos(shown)
+
+
+def test_an_agent_that_takes_over_as_the_last_other_leaves_continues_the_episode():
+    env, game = ParallelEnvAdapter(TakingOver()), PettingZooAdapter(TakingOver())
+    env.reset()
+    steps = [env.step([0, 0, 0]) for _ in range(4)]
+    assert [terminated for _, _, terminated, *_ in steps] == [False, False, False, True]
+    assert [obs["agent_mask"].tolist() for obs, *_ in steps[1:]] == [[0, 0, 1]] * 2 + [[0, 0, 0]]
+    game.reset()
+    assert [game.step([0, 0, 0])[2] for _ in range(4)] == [False, False, False, True]
+
+
 def test_action_masks_come_from_observations_and_infos():
     in_infos = ParallelEnvAdapter(Relay("infos"))
     obs, _ = in_infos.reset()

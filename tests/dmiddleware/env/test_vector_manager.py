@@ -346,7 +346,7 @@ def broken_vector(**changes):
     [
         ({"result": (1, 2)}, r"must return \(obs, reward, .*but returned \(1, 2\)"),
         ({"reward": np.zeros(2)}, r"3 envs, but returned rewards of shape \(2,\)"),
-        ({"flags": np.zeros((3, 1))}, r"flags of shape \(3, 1\)"),
+        ({"flags": np.zeros((3, 1))}, r"flags of shape \(3, 1\).*return rewards \[3\]"),
         ({"obs": np.zeros((3, 2))}, "observations that do not fit"),
         ({"obs": np.zeros((2, 1))}, "it has 2 rows for 3 envs"),
         ({"infos": {}}, "no 'final_obs'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from dmiddleware import Task
 from dmiddleware.env import VectorEnvManager
+from dmiddleware.errors import PolicyError
 from dmiddleware.policy import (
     A2CPolicy,
     C51Policy,
@@ -23,6 +25,7 @@ from dmiddleware.policy import (
 )
 from dmiddleware.policy.compiled import CompiledFunction
 from dmiddleware.tree import leaves
+from dmiddleware.zoo.tensor_envs import CartPole, Rover, TensorEnv
 from middleware import EpsGreedyHandler, OnlineRLContext, StepCollector
 from tests.bus_counter import env_of
 from tests.variants import mostly_slow
@@ -30,9 +33,12 @@ from tests.variants import mostly_slow
 N_ENVS = 8
 
 
-def collected(kind: Any, n_calls: int = 3, **options: Any) -> list[dict[str, torch.Tensor]]:
+def collected(
+    kind: Any, env: Callable[[int], TensorEnv] | None = None, n_calls: int = 3, **options: Any
+) -> list[dict[str, torch.Tensor]]:
     """Return what a policy that does not learn collects in envs that return tensors."""
-    envs = VectorEnvManager(lambda: env_of(kind)(N_ENVS), N_ENVS, seed=0)
+    make_envs = env or env_of(kind)
+    envs = VectorEnvManager(lambda: make_envs(N_ENVS), N_ENVS, seed=0)
     policy = kind.for_env(envs, seed=0, **options)
     batches = []
     with Task(OnlineRLContext(), seed=0) as task:
@@ -52,6 +58,7 @@ def collected(kind: Any, n_calls: int = 3, **options: Any) -> list[dict[str, tor
     mostly_slow(
         [
             (PPOPolicy, {"obs_norm": True}),
+            (PPOPolicy, {"env": Rover, "autocast": "bfloat16"}),
             (DQNPolicy, {}),
             (PQNPolicy, {}),
             (IMPALAPolicy, {}),
@@ -61,7 +68,7 @@ def collected(kind: Any, n_calls: int = 3, **options: Any) -> list[dict[str, tor
             (QRDQNPolicy, {}),
             (IQNPolicy, {}),
         ],
-        keep=2,
+        keep=3,
     ),
 )
 def test_compiled_acting_does_the_same(
@@ -84,3 +91,40 @@ def test_compiled_acting_does_the_same(
         assert batch.keys() == expected.keys()
         for name, column in batch.items():
             assert torch.equal(column, expected[name]), name
+
+
+class Branching(torch.nn.Module):
+    """A network with a branch that the compiler cannot take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return logits ``[E, 2]`` and values ``[E]``."""
+        output = self.layer(obs.clamp(-1, 1) if obs.max() > 1 else obs)
+        return {"logit": output[:, :2], "value": output[:, 2]}
+
+
+@pytest.mark.compiled
+def test_a_network_that_cannot_be_compiled_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(PolicyError, match="compile Branching; set compile=False"):
+        collected(PPOPolicy, model=Branching(), compile=True)
+
+
+@pytest.mark.compiled
+def test_the_collecting_network_is_compiled_once_for_its_envs(monkeypatch: Any) -> None:
+    rows: list[int] = []
+
+    def backend(graph: Any, inputs: list[Any]) -> Any:
+        shapes = [tuple(getattr(item, "shape", ())) for item in inputs]
+        rows.extend(shape[0] for shape in shapes if shape[1:] == (4,))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    envs = VectorEnvManager(lambda: CartPole(N_ENVS), N_ENVS, seed=0)
+    policy = PPOPolicy.for_env(envs, seed=0, compile=True)
+    for _ in range(2):
+        StepCollector(policy, envs, n_sample=N_ENVS)(OnlineRLContext())
+        policy.check_spaces(envs.observation_space, envs.action_space)
+    assert [n_rows for n_rows in rows if n_rows <= N_ENVS] == [N_ENVS]

@@ -292,6 +292,13 @@ def test_only_allowed_actions_are_drawn_and_recognised(name, firsts):
         check(free.sample(seeded()))
 
 
+def test_a_forbidden_action_of_a_team_is_named_with_what_its_agent_may_do():
+    codec = ActionCodec.for_space(spaces.Discrete(3))
+    mask = torch.tensor([[[True, True, True], [True, False, True]]])
+    with pytest.raises(PolicyOutputError, match=r"the action 1, .* allows only \[0, 2\]"):
+        codec.check_allowed(None, {"action": torch.tensor([[1, 1]])}, mask=mask, user="it")
+
+
 def test_a_mask_of_another_length_is_rejected():
     codec = ActionCodec.for_space(spaces.Discrete(3))
     with pytest.raises(StructureError, match="2 entries, but the action has 3"):

@@ -65,6 +65,20 @@ def test_versions_with_a_memory_are_refused_where_nothing_keeps_it() -> None:
         actions_of(pool, 1)
 
 
+def test_a_version_with_a_memory_and_an_env_of_one_player_refuse_each_other_at_once() -> None:
+    def make() -> RecurrentPPOPolicy:
+        return RecurrentPPOPolicy({"model": {"obs_shape": 4, "action_shape": 2}})
+
+    filled, empty = OpponentPool(make), OpponentPool(make)
+    filled.add(make())
+    with pytest.raises(ConfigError, match="a recurrent state to act, but OpponentPool gives"):
+        OpponentEnv(Counting(), filled)
+    env = OpponentEnv(Counting(), empty)
+    with pytest.raises(ConfigError, match="a recurrent state to act, but OpponentPool gives"):
+        empty.add(make())
+    env.close()
+
+
 def test_masks_that_are_not_in_observations_are_respected() -> None:
     pool = OpponentPool(make_policy)
     pool.add(policy_that_takes(1))

@@ -21,13 +21,22 @@ from dmiddleware import load_policy
 from dmiddleware.data import save_checkpoint
 from dmiddleware.errors import ConfigError
 from dmiddleware.launch.cli import ditask
-from dmiddleware.policy import BCSettings, DQNPolicy, PPOPolicy, RecurrentPPOPolicy, SACPolicy
+from dmiddleware.policy import (
+    BCSettings,
+    DQNPolicy,
+    PPOPolicy,
+    QMIXPolicy,
+    RecurrentMAPPOPolicy,
+    RecurrentPPOPolicy,
+    SACPolicy,
+)
 from dmiddleware.rollout import ActingPolicy
 from dmiddleware.runs import export_policy, write_model_card
 from tests.dmiddleware.env.optional import skip_without
 from tests.dmiddleware.policy.every_policy import EVERY, env_for, made
 from tests.dmiddleware.policy.grouped_envs import GROUPS, Parts
 from tests.dmiddleware.runs.test_saved_policy import changed, saved
+from tests.dmiddleware.team_envs import CountingTeam
 from tests.variants import mostly_slow
 
 skip_without("onnxruntime")
@@ -210,6 +219,24 @@ def test_a_mask_forbids_actions(tmp_path: Path) -> None:
     path = saved(made(SACPolicy), tmp_path / "p.safetensors")
     with pytest.raises(ConfigError, match="mask"):
         export_policy(path, tmp_path / "p.onnx", action_mask=True)
+
+
+@pytest.mark.parametrize("cls", [QMIXPolicy, RecurrentMAPPOPolicy])
+def test_a_team_with_masks_can_be_exported(cls: Any, tmp_path: Path) -> None:
+    env = CountingTeam(masked=True)
+    path = saved(cls.for_env(env, seed=0), tmp_path / "p.safetensors")
+    exported = export_policy(path, tmp_path / "p.pt2", format="torch")
+    act = torch.export.load(exported.path).module()
+    shapes = {port.name: (1, *port.shape) for port in exported.inputs}
+    obs, _ = env.reset()
+    inputs: dict[str, Any] = {
+        "obs": {key: torch.as_tensor(value)[None] for key, value in obs.items()}
+    }
+    if "is_first" in shapes:
+        inputs["state"] = torch.zeros(shapes["state"])
+        inputs["is_first"] = torch.ones(1, dtype=torch.bool)
+        inputs["prev_action"] = torch.zeros(shapes["prev_action"], dtype=torch.int64)
+    assert act(**inputs)["action"].tolist() == [[0, 1, 2]]
 
 
 def test_a_wrong_suffix_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:

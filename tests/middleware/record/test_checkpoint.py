@@ -439,6 +439,8 @@ def test_a_path_needs_an_interval(dqn: DQNPolicy, tmp_path: Path) -> None:
         CkptSaver(dqn, tmp_path)
     with pytest.raises(ConfigError, match="takes a RunFolder"):
         CkptSaver(dqn, 3, every_env_step=1)
+    with pytest.raises(ConfigError, match="pass its folder, which is its attribute run"):
+        SnapshotSaver(Experiment(RunFolder.create("one", root=tmp_path), dqn), every_env_step=1)
 
 
 def test_two_savers_of_one_path_are_refused(dqn: DQNPolicy, tmp_path: Path) -> None:
