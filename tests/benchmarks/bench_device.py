@@ -3,8 +3,8 @@
 PPO on 4,096 worlds of a CartPole in torch, on one thread of the CPU, in turns with rsl_rl and skrl,
 which are made for such simulators: the same worlds, networks, batches and epochs; 16 steps of all
 worlds, and then 8 updates of 16,384 rows. "Compiled" is each library's own way to compile: here the
-whole update, in the others the networks. The bars are for what is fastest in each library. On a
-GPU, what counts is what crosses the bus; the tests count that.
+whole update and the network that collects, in the others the networks. The bars are for what is
+fastest in each library. On a GPU, what counts is what crosses the bus; the tests count that.
 """
 
 from __future__ import annotations

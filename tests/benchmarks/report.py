@@ -362,7 +362,7 @@ def machine() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = {line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")}
     name = ", ".join(sorted(names)) or platform.processor() or platform.machine()
-    return f"{name}, {cores} cores, {platform.system()}"
+    return f"{name}, {cores} core{'s' * (cores != 1)}, {platform.system()}"
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
