@@ -30,7 +30,7 @@ _CRITIC: Final = "critic"
 
 
 class _Agents:
-    """What networks have whose agents have a memory each.
+    """Base of networks whose agents have a memory each.
 
     Attributes:
         agent: the network of one agent, a :class:`RecurrentNetwork`.

@@ -55,10 +55,6 @@ class RecurrentQMIXPolicy(R2D2Policy):
     several_agents: ClassVar[bool] = True
     act_inputs: tuple[str, ...] = ("is_first", "prev_action")  # masks are in the observations
 
-    def initial_state(self, n: int) -> torch.Tensor:
-        """Return the states at the start of ``n`` episodes, ``[n, A, S]``: zeros."""
-        return super().initial_state(n)
-
     def make_components(self) -> dict[str, Component[Any]]:
         """Return the networks, and how each is trained."""
         return components_of_team(super().make_components(), self.model)

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from dmiddleware.data import load_checkpoint
+from dmiddleware.runs.resuming import SNAPSHOTS
 from dmiddleware.tree import Batch, items_of
 
 __all__ = ["describe_checkpoint"]
 
 _WIDTH: Final = 60
 _HEAD: Final = 12
-_SNAPSHOTS: Final = "snapshots"
 _FEW: Final = 3
 """So many items of a list have lines of their own; more of the same kind are folded."""
 
@@ -81,7 +81,7 @@ def _summary(state: Any, path: Path) -> Iterator[tuple[str, str]]:
             yield "holds", ", ".join(map(str, parts))
             # A learner of a named part saves to a folder of its own in that of the run.
             folders = (path.parent, path.parent.parent)
-            for folder in [each for each in folders if each.resolve().name == _SNAPSHOTS][:1]:
+            for folder in [each for each in folders if each.resolve().name == SNAPSHOTS][:1]:
                 yield "to continue", f"ditask resume {shlex.quote(str(folder.parent))}"
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "ACCEPT_VARIABLE",
     "FOLDER_VARIABLE",
     "RESUME_VARIABLE",
+    "SNAPSHOTS",
     "accepts_changes",
     "changed_settings",
     "given_folder",
@@ -32,6 +33,9 @@ FOLDER_VARIABLE: Final = "DITASK_RUN_FOLDER"
 """Environment variable with the folder that a run must use, as ``ditask sweep`` sets it."""
 ACCEPT_VARIABLE: Final = "DITASK_ACCEPT_CHANGES"
 """Environment variable that is set if the run may continue with other settings."""
+
+SNAPSHOTS: Final = "snapshots"
+"""The folder of a run's snapshots, in that of the run."""
 
 _BUDGETS: Final = tuple(
     f"TerminationChecker.max_{name}" for name in ("env_step", "train_iter", "train_epoch", "time_s")
@@ -52,7 +56,7 @@ def given_folder() -> Path | None:
 
 def has_snapshot(run: Path) -> bool:
     """Return whether the folder of a run has a snapshot to continue from."""
-    return any((run / "snapshots").glob("step_*.safetensors"))
+    return any((run / SNAPSHOTS).glob("step_*.safetensors"))
 
 
 def accepts_changes() -> bool:

@@ -28,7 +28,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.files.state_blocks import blocks_of
 from dmiddleware.pipeline import ChainView, Stateful, Task, current_node, middleware_name
-from dmiddleware.runs.resuming import resumed_folder
+from dmiddleware.runs.resuming import SNAPSHOTS, resumed_folder
 from dmiddleware.settings import Count, TakesSettings, takes_options
 from middleware.base import BaseMiddleware, stock_middleware
 from middleware.context import RLContext
@@ -39,7 +39,6 @@ from middleware.support.interval import Interval, IntervalSettings
 
 __all__ = ["SnapshotSaver", "SnapshotSaverSettings"]
 
-_SNAPSHOTS: Final = "snapshots"
 _DIGITS: Final = 12
 _EVERY: Final = {"online": 2000, "offline": 1000}
 """Env steps, or updates, from one snapshot to the next if the program gives no interval."""
@@ -129,7 +128,7 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
     @takes_options(SnapshotSaverSettings)
     def __init__(self, run: RunFolder | Path, settings: SnapshotSaverSettings) -> None:
         self._run = RunFolder(run) if isinstance(run, Path) else run
-        self._folder = check_run_folder(self._run, user="SnapshotSaver").path / _SNAPSHOTS
+        self._folder = check_run_folder(self._run, user="SnapshotSaver").path / SNAPSHOTS
         self._lock: RunLock | None = None
         self._learned: tuple[str, ...] = ()
         self._tidying = BestEffort(f"remove old snapshots in {self._folder}")
@@ -228,7 +227,7 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
         """Lock the run's folder, and find that of the snapshots of this process."""
         self._learned = _learned_parts(task)
         if self._learned and not task.has_role(Role.LEARNER):
-            self._folder = self._run.path / _SNAPSHOTS / self._learned[0]
+            self._folder = self._run.path / SNAPSHOTS / self._learned[0]
         self._lock = self._run.lock(task)
         return self._lock
 

@@ -379,8 +379,8 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 _ON_A_GPU = """\
 ## On a GPU
 
-There are no figures, because a GPU was not at hand. With one, this command takes at most 8 minutes,
-and writes its table to FOLDER/gpu.md after each row:
+Nobody has measured this on a GPU yet. With one, this command takes at most 8 minutes, and writes
+its table to FOLDER/gpu.md after each row:
 
 ```console
 $ python -m tests.benchmarks.gpu FOLDER

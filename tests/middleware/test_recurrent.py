@@ -56,40 +56,41 @@ def custom_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
     return policy, [StepCollector(policy, collect_env, n_sample=10), hand_over, learner]
 
 
-def ppo_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
-    policy = RecurrentPPOPolicy.for_env(
-        collect_env,
-        seed=0,
-        model=SMALL,
-        obs_norm=True,
-        reward_norm=True,
-        learning_rate=1e-2,
-        batch_size=5,
-        epoch_per_collect=2,
-    )
-    return policy, [
+ON_POLICY: dict[str, Any] = {
+    "model": SMALL,
+    "obs_norm": True,
+    "learning_rate": 1e-2,
+    "batch_size": 5,
+    "epoch_per_collect": 2,
+}
+
+
+def on_policy_parts(policy: Policy, collect_env: Any) -> list[Any]:
+    return [
         StepCollector(policy, collect_env, n_sample=10),
         gae_estimator(policy),
         OnPolicyLearner(policy),
     ]
+
+
+def ppo_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
+    policy = RecurrentPPOPolicy.for_env(
+        collect_env,
+        seed=0,
+        reward_norm=True,
+        **ON_POLICY,
+    )
+    return policy, on_policy_parts(policy, collect_env)
 
 
 def team_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
     policy = RecurrentMAPPOPolicy.for_env(
         collect_env,
         seed=0,
-        model=SMALL,
-        obs_norm=True,
         value_norm=True,
-        learning_rate=1e-2,
-        batch_size=5,
-        epoch_per_collect=2,
+        **ON_POLICY,
     )
-    return policy, [
-        StepCollector(policy, collect_env, n_sample=10),
-        gae_estimator(policy),
-        OnPolicyLearner(policy),
-    ]
+    return policy, on_policy_parts(policy, collect_env)
 
 
 def envs_for(chain: object, seed: int) -> Any:

@@ -549,7 +549,7 @@ class RowRing:
 
     def _report_gaps(self, episode_id: Ints, tail: Ints, gap: Bools) -> None:
         """Log which rows do not continue those of their episode that are held."""
-        # What was collected between a snapshot and a restart is lost.
+        # A restart loses the rows that were collected since the snapshot.
         restart = gap & (tail < self._restored)
         if restart.any():
             _log.info(
