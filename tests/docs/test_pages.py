@@ -18,7 +18,10 @@ import types
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dmiddleware.launch.cli import _COMMANDS as COMMANDS
+from dmiddleware.launch.cli import ditask
 from dmiddleware.rl import Schedule
 from examples import cartpole_dqn
 from tests.docs.pages import ROOT, Block, blocks, name, pages
@@ -43,7 +46,10 @@ OUTPUT = doctest.OutputChecker()
 # Long messages are wrapped on the page, and "..." replaces parts that differ from run to run.
 OUTPUT_FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 UNTIL_SOLVED = "max_env_step=60_000"
-KNOWN_LANGUAGES = {"python", "output", "console", "text", "toml", "yaml", ""}
+KNOWN_LANGUAGES = {"python", "output", "console", "text", "toml", "yaml"}
+# A page shows the error for these.
+NAMES_OF_OTHERS = ("--policy.gamma", "--total-timesteps")
+SHELL_WORDS = r"(?:ditask|python|make|pip|git|torchrun|sbatch|docker|kubectl|ray|nohup|openssl)"
 
 
 def compiled(block: Block, path: Path):
@@ -128,13 +134,22 @@ def test_blocks_have_a_known_language(path):
         assert directive or block.language in KNOWN_LANGUAGES, f"{block.page}:{block.line}"
 
 
+def test_shell_commands_are_in_console_blocks():
+    # A command in another block would silently not be checked.
+    for path in PAGES:
+        for block in blocks(path):
+            if block.language == "text":
+                assert not re.search(rf"^{SHELL_WORDS} \S", block.text, re.MULTILINE), block
+
+
 def shell_commands() -> list[tuple[str, list[str]]]:
+    """Return the commands of all pages, and where they are; a command may have several lines."""
     found = []
     for page in PAGES:
         for block in blocks(page):
             if block.language != "console":
                 continue
-            for line in block.text.splitlines():
+            for line in block.text.replace("\\\n", " ").splitlines():
                 if line.startswith("$ "):
                     command = shlex.split(line[2:], comments=True)
                     found.append((f"{block.page}:{block.line}: {line}", command))
@@ -173,6 +188,38 @@ def test_options_of_examples_in_shell_commands_exist():
             text = help_of(command[2], words) if names else ""
             for word in names:
                 assert re.search(rf'[│ "]{word}[ ,"]', text), f"{where}: {word}"
+
+
+def ditask_help(*words: str) -> str:
+    return CliRunner().invoke(ditask, [*words, "--help"], catch_exceptions=False).output
+
+
+def help_of_ditask(words: list[str]) -> str:
+    """Return the help in which the options of a command line of ditask are."""
+    command = next((word for word in words if word in COMMANDS), None)
+    text = ditask_help()
+    if command is None:
+        return text
+    text += ditask_help(command)
+    at = words.index("train") + 1 if "train" in words else len(words)
+    if len(words[at : at + 2]) == 2:
+        text += ditask_help("train", *words[at : at + 2])
+    return text
+
+
+def test_options_of_ditask_in_shell_commands_exist():
+    checked = 0
+    for where, command in shell_commands():
+        if "ditask" in command:
+            words = [word.rstrip(";") for word in command[command.index("ditask") + 1 :]]
+            words = words[: words.index("--")] if "--" in words else words
+            names = [word.partition("=")[0] for word in words if word.startswith("--")]
+            text = help_of_ditask(words) if names else ""
+            for word in names:
+                exists = re.search(rf"[│ ]{word}[ ,\n]", text) is not None
+                assert exists == (word not in NAMES_OF_OTHERS), f"{where}: {word}"
+                checked += 1
+    assert checked > 50
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
