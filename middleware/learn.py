@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -31,7 +32,7 @@ from dmiddleware.settings import Count, TakesSettings, takes_options
 from dmiddleware.tree import Batch, flatten_lead, items_of, to_device, with_columns
 from middleware.advantage import AdvantageEstimator
 from middleware.base import BaseMiddleware, C, stock_middleware
-from middleware.collect import collectors_of
+from middleware.collect import StepCollector, collectors_of
 from middleware.context import OfflineRLContext, RLContext
 from middleware.exchange import ContextExchanger
 from middleware.roles import Role
@@ -58,6 +59,13 @@ __all__ = [
     "OnPolicyLearner",
     "PolicyUpdater",
 ]
+
+_MANY_ENVS: Final = 64
+_FEW_STEPS: Final = 5
+"""The fewest steps of each env that algorithms with trajectories usually learn from, as A2C's."""
+_USUAL_STEPS: Final = 32
+_USUAL_MINIBATCHES: Final = 8
+_log = logging.getLogger(__name__)
 
 
 class PolicyUpdater(BaseMiddleware[C]):
@@ -315,10 +323,25 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         # Orders rows that are on a device already.
         self._on_device: torch.Generator | None = None
 
+    def bind(self, chain: ChainView) -> None:
+        """Take the limits of the chain, and warn of a collector with few steps of many envs."""
+        super().bind(chain)
+        if self._learns_from_single_steps():
+            return
+        for collector in collectors_of(chain):
+            if isinstance(collector, StepCollector):
+                _warn_of_few_steps(collector)
+
     def setup(self, task: Task[Any]) -> None:
         """Seed the order of the minibatches from the task's seed."""
         super().setup(task)
         self._generator.manual_seed(task.seed_for("learner", "minibatches"))
+
+    def _learns_from_single_steps(self) -> bool:
+        """Return whether the policy's targets have one reward each, as with λ = 0."""
+        spec = self._mode.spec
+        trace = setting_of(self._mode, "trace_decay") if self._takes_trajectories else None
+        return self._unit != "lanes" and 0.0 in (trace, spec.gae_lambda)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the generators that order the minibatches."""
@@ -396,6 +419,29 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         n_late = late_stops(outputs[n_before:])
         ctx.train_iter -= n_late
         return n_late == 0
+
+
+def _warn_of_few_steps(collector: StepCollector) -> None:
+    """Warn if a batch has only few steps of each env because the envs are many."""
+    n_sample, env_num = collector.settings.n_sample, collector.env_num
+    n_steps = -(-n_sample // env_num)
+    if env_num < _MANY_ENVS or n_steps >= _FEW_STEPS:
+        return
+    enough = _USUAL_STEPS * env_num
+    batch_size = enough // _USUAL_MINIBATCHES
+    _log.warning(
+        "the policy learns from %d step%s of each env at a time, since n_sample is %s and there "
+        "are %s envs. Its returns then look no further ahead, and learning often collapses. "
+        "Collect about %d steps of each, and learn from them in few minibatches: n_sample=%d for "
+        "the collector and batch_size=%d for the policy (ditask train: --collector.n-sample %d "
+        "--policy.batch-size %d)",
+        n_steps,
+        "s" * (n_steps > 1),
+        f"{n_sample:,}",
+        f"{env_num:,}",
+        _USUAL_STEPS,
+        *(enough, batch_size, enough, batch_size),
+    )
 
 
 class OfflineLearner(PolicyUpdater[OfflineRLContext]):
