@@ -61,10 +61,9 @@ __all__ = [
 ]
 
 _MANY_ENVS: Final = 64
-_FEW_STEPS: Final = 5
-"""The fewest steps of each env that algorithms with trajectories usually learn from, as A2C's."""
-_USUAL_STEPS: Final = 32
-_USUAL_MINIBATCHES: Final = 8
+_ENOUGH_STEPS: Final = 4
+"""Of each of many envs: with 1 or 2, PPO and A2C unlearn CartPole again; with 4, they do not."""
+_GOOD_STEPS: Final = 32
 _log = logging.getLogger(__name__)
 
 
@@ -425,22 +424,21 @@ def _warn_of_few_steps(collector: StepCollector) -> None:
     """Warn if a batch has only few steps of each env because the envs are many."""
     n_sample, env_num = collector.settings.n_sample, collector.env_num
     n_steps = -(-n_sample // env_num)
-    if env_num < _MANY_ENVS or n_steps >= _FEW_STEPS:
+    if env_num < _MANY_ENVS or n_steps >= _ENOUGH_STEPS:
         return
-    enough = _USUAL_STEPS * env_num
-    batch_size = enough // _USUAL_MINIBATCHES
+    enough = _GOOD_STEPS * env_num
     _log.warning(
         "the policy learns from %d step%s of each env at a time, since n_sample is %s and there "
         "are %s envs. Its returns then look no further ahead, and learning often collapses. "
-        "Collect about %d steps of each, and learn from them in few minibatches: n_sample=%d for "
-        "the collector and batch_size=%d for the policy (ditask train: --collector.n-sample %d "
+        "Collect about %d steps of each, and learn from larger minibatches, such as n_sample=%d "
+        "for the collector and batch_size=%d for the policy (ditask train: --collector.n-sample %d "
         "--policy.batch-size %d)",
         n_steps,
         "s" * (n_steps > 1),
         f"{n_sample:,}",
         f"{env_num:,}",
-        _USUAL_STEPS,
-        *(enough, batch_size, enough, batch_size),
+        _GOOD_STEPS,
+        *(enough, env_num, enough, env_num),
     )
 
 

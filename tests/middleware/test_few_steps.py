@@ -66,15 +66,15 @@ def test_one_step_of_each_of_many_envs_is_warned_of_once(
     (told,) = warnings_of(caplog, policy_cls, env_num=256, n_sample=200)
     assert "1 step of each env" in told
     assert "n_sample is 200 and there are 256 envs" in told
-    assert "--collector.n-sample 8192 --policy.batch-size 1024" in told
+    assert "--collector.n-sample 8192 --policy.batch-size 256" in told
 
 
 def test_the_advised_steps_are_enough(caplog: pytest.LogCaptureFixture) -> None:
     assert not warnings_of(caplog, PPOPolicy, env_num=64, n_sample=2048, epoch_per_collect=1)
 
 
-@pytest.mark.parametrize(("env_num", "n_sample"), [(8, 8), (32, 64), (64, 5 * 64)])
-def test_few_envs_or_the_five_steps_of_a2c_are_not_warned_of(
+@pytest.mark.parametrize(("env_num", "n_sample"), [(8, 8), (32, 64), (64, 4 * 64)])
+def test_few_envs_or_four_steps_of_each_are_not_warned_of(
     env_num: int, n_sample: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not warnings_of(caplog, A2CPolicy, env_num=env_num, n_sample=n_sample)
