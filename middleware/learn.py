@@ -277,8 +277,9 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
 
     If several ranks learn, all make as many minibatches as the rank with the fewest rows.
 
-    Before the first step, a warning is logged if a :class:`StepCollector` has 64 envs or more, and
-    collects only 1 to 3 steps of each at a time, unless the policy learns from single steps (λ = 0).
+    Before the first step, a warning is logged if a :class:`StepCollector` has 64 envs or more and
+    collects only 1 to 3 steps of each at a time, unless the policy learns from single steps (λ of
+    0).
 
     Args:
         policy: a policy, or its learn mode.
