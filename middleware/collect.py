@@ -234,6 +234,11 @@ class StepCollector(_Collector, TakesSettings[StepCollectorSettings]):
         if self.random_steps:
             self._worker.check_random_actions()
 
+    @property
+    def env_num(self) -> int:
+        """The number of envs."""
+        return self._envs.env_num
+
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Collect."""
         worker = self._worker

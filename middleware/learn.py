@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -31,7 +32,7 @@ from dmiddleware.settings import Count, TakesSettings, takes_options
 from dmiddleware.tree import Batch, flatten_lead, items_of, to_device, with_columns
 from middleware.advantage import AdvantageEstimator
 from middleware.base import BaseMiddleware, C, stock_middleware
-from middleware.collect import collectors_of
+from middleware.collect import StepCollector, collectors_of
 from middleware.context import OfflineRLContext, RLContext
 from middleware.exchange import ContextExchanger
 from middleware.roles import Role
@@ -58,6 +59,12 @@ __all__ = [
     "OnPolicyLearner",
     "PolicyUpdater",
 ]
+
+_MANY_ENVS: Final = 64
+_ENOUGH_STEPS: Final = 4
+"""Of each of many envs: with 1 or 2, PPO and A2C unlearn CartPole again; with 4, they do not."""
+_GOOD_STEPS: Final = 32
+_log = logging.getLogger(__name__)
 
 
 class PolicyUpdater(BaseMiddleware[C]):
@@ -270,6 +277,10 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
 
     If several ranks learn, all make as many minibatches as the rank with the fewest rows.
 
+    Before the first step, a warning is logged if a :class:`StepCollector` has 64 envs or more and
+    collects only 1 to 3 steps of each at a time, unless the policy learns from single steps (λ of
+    0).
+
     Args:
         policy: a policy, or its learn mode.
 
@@ -315,10 +326,25 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         # Orders rows that are on a device already.
         self._on_device: torch.Generator | None = None
 
+    def bind(self, chain: ChainView) -> None:
+        """Take the limits of the chain, and warn of a collector with few steps of many envs."""
+        super().bind(chain)
+        if self._learns_from_single_steps():
+            return
+        for collector in collectors_of(chain):
+            if isinstance(collector, StepCollector):
+                _warn_of_few_steps(collector)
+
     def setup(self, task: Task[Any]) -> None:
         """Seed the order of the minibatches from the task's seed."""
         super().setup(task)
         self._generator.manual_seed(task.seed_for("learner", "minibatches"))
+
+    def _learns_from_single_steps(self) -> bool:
+        """Return whether the policy's targets have one reward each, as with λ = 0."""
+        spec = self._mode.spec
+        trace = setting_of(self._mode, "trace_decay") if self._takes_trajectories else None
+        return self._unit != "lanes" and 0.0 in (trace, spec.gae_lambda)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the generators that order the minibatches."""
@@ -396,6 +422,28 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         n_late = late_stops(outputs[n_before:])
         ctx.train_iter -= n_late
         return n_late == 0
+
+
+def _warn_of_few_steps(collector: StepCollector) -> None:
+    """Warn if a batch has only few steps of each env because the envs are many."""
+    n_sample, env_num = collector.settings.n_sample, collector.env_num
+    n_steps = -(-n_sample // env_num)
+    if env_num < _MANY_ENVS or n_steps >= _ENOUGH_STEPS:
+        return
+    enough = _GOOD_STEPS * env_num
+    _log.warning(
+        "the policy learns from %d step%s of each env at a time, since n_sample is %s and there "
+        "are %s envs. Its returns then look no further ahead, and learning often collapses. "
+        "Collect about %d steps of each, and learn from larger minibatches, such as n_sample=%d "
+        "for the collector and batch_size=%d for the policy (ditask train: --collector.n-sample %d "
+        "--policy.batch-size %d)",
+        n_steps,
+        "s" * (n_steps > 1),
+        f"{n_sample:,}",
+        f"{env_num:,}",
+        _GOOD_STEPS,
+        *(enough, env_num, enough, env_num),
+    )
 
 
 class OfflineLearner(PolicyUpdater[OfflineRLContext]):

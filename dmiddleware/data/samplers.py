@@ -92,8 +92,9 @@ class Eligible:
         index = index[self.accept(index)]
         if not len(index):
             raise NotEnoughData(
-                f"none of the {self.count} rows starts a complete sequence; push longer parts of "
-                "episodes, use a shorter unroll_len, or unroll_pad=True"
+                f"none of the {self.count} rows starts a complete sequence yet. Rows do as their "
+                "episodes grow, unless these, or the parts of them that are pushed, are shorter: "
+                "then use a shorter burn_in or unroll_len, or unroll_pad=True"
             )
         return replace(self, count=len(index), is_all=False, index=index, accept=None)
 

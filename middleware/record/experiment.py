@@ -48,6 +48,7 @@ from dmiddleware.runs.resuming import (
     has_snapshot,
     resumed_folder,
 )
+from dmiddleware.runs.statistics import short
 from dmiddleware.seeding import seed_libraries
 from dmiddleware.settings import Count, Settings, TakesSettings, plain_values, takes_options
 from middleware.base import BaseMiddleware
@@ -476,14 +477,15 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         best = last = self._fresh_returns(evaluator, states[0], seed)
         if not _is_same_policy(*states):
             last = self._fresh_returns(evaluator, states[1], seed)
-            if task.ctx.last_eval_iter < task.ctx.train_iter and _mean(last) > _mean(best):
+            is_better = _mean(last) > _mean(best) and short(_mean(last)) != short(_mean(best))
+            if task.ctx.last_eval_iter < task.ctx.train_iter and is_better:
                 _log.warning(
-                    "the last policy%s has a mean return of %.1f in fresh episodes, and the best "
-                    "one %.1f: the run ended before the last one was evaluated. The last policy is "
+                    "the last policy%s has a mean return of %s in fresh episodes, and the best "
+                    "one %s: the run ended before the last one was evaluated. The last policy is "
                     "in %s; evaluate more often, so that it can be the best",
                     "" if part is None else f" of {part}",
-                    _mean(last),
-                    _mean(best),
+                    short(_mean(last)),
+                    short(_mean(best)),
                     _final_ckpt(self.run, part),
                 )
         return best, last

@@ -1,4 +1,4 @@
-"""The trainings of the algorithms for continuous actions."""
+"""The trainings of the algorithms for continuous actions, and those in simulators in torch."""
 
 from __future__ import annotations
 
@@ -29,6 +29,19 @@ def _pendulum(algorithm: str, minutes: float, zoo: str = "") -> Entry:
         at_least=-200,
         literature=f"{zoo} (one run, 20,000 steps)" if zoo else "",
         source=ZOO if zoo else "",
+        minutes=minutes,
+    )
+
+
+def _simulator(algorithm: str, env: str, *, at_least: float, minutes: float) -> Entry:
+    return Entry(
+        section="Simulators in torch",
+        algorithm=algorithm,
+        env=env,
+        program=algorithm.lower(),
+        options=(f"dmiddleware.zoo.tensor_envs:{env}",),
+        seeds=SEEDS,
+        at_least=at_least,
         minutes=minutes,
     )
 
@@ -79,26 +92,12 @@ ENTRIES = [
     _pendulum("TQC", 5),
     _pendulum("CrossQ", 6),
     _pendulum("FastTD3", 6),
-    Entry(
-        section="Simulators in torch",
-        algorithm="FastTD3",
-        env="Pendulum",
-        program="fasttd3",
-        options=("dmiddleware.zoo.tensor_envs:Pendulum",),
-        seeds=SEEDS,
-        at_least=-200,
-        minutes=2,
-    ),
-    Entry(
-        section="Simulators in torch",
-        algorithm="FastTD3",
-        env="Reacher",
-        program="fasttd3",
-        options=("dmiddleware.zoo.tensor_envs:Reacher",),
-        seeds=SEEDS,
-        at_least=150,
-        minutes=20,
-    ),
+    _simulator("PPO", "CartPole", at_least=475, minutes=0.5),
+    _simulator("PQN", "CartPole", at_least=475, minutes=0.5),
+    _simulator("PPO", "Pendulum", at_least=-200, minutes=1),
+    _simulator("FastTD3", "Pendulum", at_least=-200, minutes=2),
+    _simulator("PPO", "Reacher", at_least=150, minutes=1),
+    _simulator("FastTD3", "Reacher", at_least=150, minutes=20),
     SAC_HALFCHEETAH,
     TD3_HALFCHEETAH,
     SAC_HOPPER,
