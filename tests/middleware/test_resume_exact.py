@@ -105,7 +105,7 @@ def chain_of(
         random.seed(1)
         np.random.seed(2)
         torch.manual_seed(3)
-        policy = made(cls, batch_size=8)
+        policy = made(cls, batch_size=32)
         run = RunFolder(folder)
         snapshots = SnapshotSaver(run)
         task = Task(seed=0)

@@ -93,7 +93,7 @@ def usual_chain(policy: Any) -> list[Any]:
 
 @pytest.mark.parametrize("cls", others_are_slow(EVERY))
 def test_the_config_of_every_policy_builds_it_again(cls: Any, tmp_path: Path) -> None:
-    policy = made(cls, batch_size=8)
+    policy = made(cls, batch_size=32)
     config = config_of_a_run(tmp_path, policy, *usual_chain(policy))
     state = policy.learn_mode.state_dict()
     again = create_policy(config)
