@@ -157,4 +157,4 @@ class PDQNPolicy(TDPolicy):
 def _values(critic: nn.Module, obs: Value, numbers: torch.Tensor) -> torch.Tensor:
     """Return the values ``[B, K]`` of all choices with their numbers ``[B, A]``."""
     q: torch.Tensor = critic(obs, numbers)
-    return with_rows(q, (len(numbers), "n_choices"), what="of the critic")
+    return with_rows(q, (numbers.shape[0], "n_choices"), what="of the critic")

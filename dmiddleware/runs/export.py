@@ -154,7 +154,7 @@ class _Exporter:
     def write(self, output: Path, format: ExportFormat) -> ExportedPolicy:
         """Trace the policy, write it and try it."""
         traced = self._arguments(_TRACED_ROWS)
-        acted = self._policy_outputs(traced)  # before tracing, which would fill caches with fakes
+        acted = self._first_outputs(traced)  # before tracing, which would fill caches with fakes
         program = self._program(traced)
         inputs, outputs = (tuple(map(_port, _named(tree))) for tree in (traced, acted))
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -220,6 +220,19 @@ class _Exporter:
         copied = pytree.tree_map(torch.clone, dict(arguments))
         inputs = {name: from_numpy(value) for name, value in copied.items()}
         return _outputs(self._policy.eval_mode.forward(inputs.pop("obs"), **inputs))
+
+    def _first_outputs(self, traced: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the policy answers, and refuse one that draws its best actions."""
+        generator = self._policy.eval_generator
+        before = generator.get_state()
+        acted = self._policy_outputs(traced)
+        if not torch.equal(generator.get_state(), before):
+            raise ConfigError(
+                f"{type(self._policy).__name__} draws random numbers for its best action, so no "
+                "file can be compared with it; it cannot be exported. Act with load_policy, or "
+                "train an algorithm whose actor gives its best action itself"
+            )
+        return acted
 
     def _try(
         self, path: Path, format: ExportFormat, inputs: tuple[Port, ...], outputs: tuple[Port, ...]

@@ -15,7 +15,7 @@ from dmiddleware.command_line import arguments_of
 from dmiddleware.data import leaves, save_dataset
 from dmiddleware.env import EnvSettings, make_env, make_env_manager
 from dmiddleware.errors import ConfigError, RegistryError, RunFolderError, SpaceError
-from dmiddleware.policy import BCPolicy, DQNPolicy, DQNSettings, SACSettings
+from dmiddleware.policy import BCPolicy, DQNPolicy, DQNSettings, SACSettings, get_policy_cls
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.seeding import derive_seed
 from dmiddleware.zoo import tuned_options
@@ -123,7 +123,9 @@ def pendulum_rows(path):
 def test_offline_algorithms_learn_from_a_file(algo, tmp_path):
     data = pendulum_rows(tmp_path / "rows.safetensors")
     experiment = {"n_fresh_episode": 10}
-    policy = {"batch_size": 16} | ({"n_step": 3} if algo in ("td3_bc", "cql", "iql") else {})
+    policy = {"batch_size": 16}
+    if hasattr(get_policy_cls({"type": algo}).settings_class(), "n_step"):
+        policy["n_step"] = 3
     result = train(algo, "Pendulum-v1", data=data, policy=policy, experiment=experiment, **OFFLINE)
     copied = run_code(result.chain, seed=0)
     assert result.train_iter == 30

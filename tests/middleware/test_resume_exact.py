@@ -91,6 +91,11 @@ from tests.middleware.test_saved_config import usual_chain
 from tests.variants import mostly_slow
 
 
+def check_learning(ctx: Any) -> None:
+    """Fail in a chain whose learner waits for more data: it could forget everything unnoticed."""
+    assert ctx.train_iter > 0
+
+
 def chain_of(
     cls: Any, *further: Callable[[], Any]
 ) -> Callable[[Path], tuple[Task[Any], SnapshotSaver]]:
@@ -100,12 +105,12 @@ def chain_of(
         random.seed(1)
         np.random.seed(2)
         torch.manual_seed(3)
-        policy = made(cls)
+        policy = made(cls, batch_size=32)
         run = RunFolder(folder)
         snapshots = SnapshotSaver(run)
         task = Task(seed=0)
-        for one in usual_chain(policy):
-            task.use(one)
+        for component in (*usual_chain(policy), check_learning):
+            task.use(component)
         task.use(Experiment(run, policy)).use(snapshots)
         task.use(TerminationChecker(max_time_s=1000.0))
         for make in further:
@@ -365,7 +370,7 @@ def offline(run: RunFolder) -> list[Any]:
 
 
 def transformer(run: RunFolder) -> list[Any]:
-    policy = made(DecisionTransformerPolicy)
+    policy = made(DecisionTransformerPolicy, batch_size=8)
     buffer = buffer_of(policy, collected(policy))
     return [OffPolicyLearner(policy, buffer, update_per_collect=2)]
 
@@ -425,8 +430,8 @@ def test_the_other_stock_parts_resume_exactly(
         run = RunFolder(folder)
         task.at_close(run.close)
         snapshots = SnapshotSaver(run)
-        for one in (*build(run), snapshots):
-            task.use(one)
+        for component in (*build(run), check_learning, snapshots):
+            task.use(component)
         return task, snapshots
 
     assert_resume_exact(main, n_step=5)

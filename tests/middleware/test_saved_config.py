@@ -26,6 +26,7 @@ from dmiddleware.schedule import Schedule
 from dmiddleware.settings import plain_values
 from middleware import (
     DataPusher,
+    EpisodeCollector,
     Experiment,
     OffPolicyLearner,
     OnPolicyLearner,
@@ -33,6 +34,7 @@ from middleware import (
     data_pusher,
     eps_greedy_handler,
     gae_estimator,
+    montecarlo_return_estimator,
 )
 from middleware.classic import offpolicy_data_fetcher, trainer
 from tests.dmiddleware.policy.equal_states import same
@@ -70,14 +72,19 @@ def usual_chain(policy: Any) -> list[Any]:
     """Return the middleware with which a policy usually learns."""
     envs = make_env_manager(lambda: env_for(type(policy)), env_num=2, seed=0)
     collector = StepCollector(policy, envs, n_sample=48)
+    explores = [] if policy.explores else [eps_greedy_handler(policy)]
     if policy.on_policy:
-        estimators = [] if policy.learns_from_trajectories else [gae_estimator(policy)]
-        return [collector, *estimators, OnPolicyLearner(policy)]
+        on_policy = OnPolicyLearner(policy)
+        if policy.learns_from_trajectories:
+            return [*explores, collector, on_policy]
+        if policy.spec.gae_lambda is not None:
+            return [*explores, collector, gae_estimator(policy), on_policy]
+        episodes = EpisodeCollector(policy, envs, n_episode=8)
+        return [*explores, episodes, montecarlo_return_estimator(policy), on_policy]
     if isinstance(policy, DecisionTransformerPolicy):
         buffer = buffer_of(policy, collected(policy))
         return [offpolicy_data_fetcher(buffer, batch_size=8), trainer(policy)]
     buffer = buffer_of(policy, to_store(policy, collected(policy)))
-    explores = [] if policy.explores else [eps_greedy_handler(policy)]
     learner = OffPolicyLearner(policy, buffer, update_per_collect=2)
     if policy.spec.gae_lambda is not None:
         return [collector, gae_estimator(policy), DataPusher(buffer, what="train_data"), learner]
@@ -86,7 +93,7 @@ def usual_chain(policy: Any) -> list[Any]:
 
 @pytest.mark.parametrize("cls", others_are_slow(EVERY))
 def test_the_config_of_every_policy_builds_it_again(cls: Any, tmp_path: Path) -> None:
-    policy = made(cls)
+    policy = made(cls, batch_size=32)
     config = config_of_a_run(tmp_path, policy, *usual_chain(policy))
     state = policy.learn_mode.state_dict()
     again = create_policy(config)

@@ -169,6 +169,7 @@ class Coordinator(Closing, Configurable):
         self._has_unsaved_offer = False
         self._state = "new"
         self._saved_at = clock()
+        self._actions: deque[Action] = deque()
         self._outbox: deque[Send] = deque()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -624,8 +625,20 @@ class Coordinator(Closing, Configurable):
     # What the core decides.
 
     def _perform(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            self._performers[type(action)](self, action)
+        """Carry out what the core has decided, in order.
+
+        An action can make the core decide further ones, which wait for those before them: the close
+        of a task must not overtake its offer.
+        """
+        is_performing = bool(self._actions)
+        self._actions.extend(actions)
+        try:
+            while self._actions and not is_performing:
+                action = self._actions.popleft()
+                self._performers[type(action)](self, action)
+        except BaseException:
+            self._actions.clear()
+            raise
 
     def _send(self, action: Send) -> None:
         self._has_unsaved_offer |= isinstance(action.message, TaskOffer)

@@ -22,6 +22,7 @@ from dmiddleware.data import save_checkpoint
 from dmiddleware.errors import ConfigError
 from dmiddleware.launch.cli import ditask
 from dmiddleware.policy import (
+    BCQPolicy,
     BCSettings,
     DQNPolicy,
     PPOPolicy,
@@ -32,6 +33,7 @@ from dmiddleware.policy import (
 )
 from dmiddleware.rollout import ActingPolicy
 from dmiddleware.runs import export_policy, write_model_card
+from dmiddleware.runs.export import SUFFIXES, ExportFormat
 from tests.dmiddleware.env.optional import skip_without
 from tests.dmiddleware.policy.every_policy import EVERY, env_for, made
 from tests.dmiddleware.policy.grouped_envs import GROUPS, Parts
@@ -68,9 +70,11 @@ class Onnx:
 
 
 def flat(tree: Any, path: str) -> dict[str, Any]:
+    if isinstance(tree, tuple):
+        tree = dict(enumerate(tree))
     if not isinstance(tree, dict):
         return {path: tree}
-    return {k: v for name, one in tree.items() for k, v in flat(one, f"{path}.{name}").items()}
+    return {k: v for name, part in tree.items() for k, v in flat(part, f"{path}.{name}").items()}
 
 
 def test_onnx_gives_the_actions_of_every_policy_step_by_step(every: Any, tmp_path: Path) -> None:
@@ -92,10 +96,14 @@ def test_onnx_gives_the_actions_of_every_policy_step_by_step(every: Any, tmp_pat
         action = act(obs, **rewards)
         row = flat(obs, "obs")
         found = run({**kept, **{name: np.asarray(one)[None] for name, one in row.items()}})
-        np.testing.assert_allclose(found["action"][0], action, rtol=1e-4, atol=1e-4)
+        parts = flat(action, "action")
+        for name, part in parts.items():
+            np.testing.assert_allclose(found[name][0], part, rtol=1e-4, atol=1e-4)
         obs, reward, _, _, _ = env.step(action)
         following = {
-            name.removeprefix("next_"): one for name, one in found.items() if name != "action"
+            name.removeprefix("next_"): column
+            for name, column in found.items()
+            if name not in parts
         }
         kept |= following
         if "is_first" in kept:
@@ -113,6 +121,7 @@ IN_MAKE_TEST = (DQNPolicy, RecurrentPPOPolicy)
     params=[
         pytest.param(cls, marks=() if cls in IN_MAKE_TEST else pytest.mark.slow, id=cls.__name__)
         for cls in EVERY
+        if cls is not BCQPolicy  # draws its actions
     ]
 )
 def every(request: pytest.FixtureRequest) -> Any:
@@ -259,6 +268,16 @@ def test_what_cannot_be_traced_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot trace DQNPolicy with its network Branches"):
         export_policy(path, tmp_path / "p.onnx", model=Branches())
     assert not list(tmp_path.glob("*p.onnx*"))
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_a_policy_that_draws_its_best_action_is_refused_in_words(
+    format: ExportFormat, tmp_path: Path
+) -> None:
+    path = saved(policy_of(BCQPolicy), tmp_path / "p.safetensors")
+    with pytest.raises(ConfigError, match="BCQPolicy draws random numbers for its best action"):
+        export_policy(path, tmp_path / f"p{SUFFIXES[format]}", format=format)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def a_run(folder: Path) -> Path:

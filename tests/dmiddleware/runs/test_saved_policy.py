@@ -139,7 +139,7 @@ def run_of(policy: Any, path: Path, **options: Any) -> RunFolder:
 
 @pytest.mark.parametrize("cls", [DQNPolicy, SACPolicy])
 def test_a_run_folder_has_its_best_or_else_its_final_policy(cls: Any, tmp_path: Path) -> None:
-    policy = made(cls)
+    policy = made(cls, batch_size=8)
     run = run_of(policy, tmp_path)
     obs = np.ones((5, 3), np.float32)
     expected = ActingPolicy(policy)(obs).tolist()

@@ -47,6 +47,18 @@ def test_nothing_is_left_when_the_commander_ends_the_training(cluster):
     assert all(worker.task is None for worker in cluster.workers.values())
 
 
+def test_a_task_that_is_offered_as_the_training_ends_is_closed_after_its_offer(tmp_path):
+    cluster = LocalCluster(tmp_path, commander={"collector_task_space": 2})
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    worker = cluster.collector(result={"converged": True})
+    cluster.run(lambda: coordinator.system_shutdown_flag and not coordinator.tasks)
+    coordinator.close()
+    names = [ask.name for ask in worker.asked if ask.name != "collector_data_task"]
+    assert names == ["resource", *2 * ["collector_start_task", "collector_close_task"]]
+    assert (coordinator.counters.get("lost"), worker.task, cluster.files()) == (None, None, [])
+
+
 def test_the_shutdown_flag_stays_set(cluster):
     coordinator = cluster.start()
     cluster.learner(n_learn=1000)
