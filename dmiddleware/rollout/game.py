@@ -590,7 +590,7 @@ class TeamEnvs(BaseEnvManager):
     def _by_agent(self, rows: NestedArrays) -> tuple[NestedArrays, ...]:
         """Return rows of these envs as each agent's, ``[E, …]``."""
         if self._can_wait:
-            # Waiting is no action of the game.
+            # The game does not have the action of waiting.
             spaces: Any = self.action_space
             ready: Any = self._ready_obs
             rows = np.where(ready[ACTION_MASK][..., -1] != 0, spaces.start, rows)
