@@ -499,6 +499,7 @@ class VectorEnvManager(BaseEnvManager):
         vector = self._make()
         pair = self.observation_space, self.action_space
         check_same_spaces([pair, (vector.single_observation_space, vector.single_action_space)])
+        self._replace_action_space(vector.single_action_space)
         return self._reset_all()
 
     # Actions
