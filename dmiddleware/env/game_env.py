@@ -26,7 +26,7 @@ from dmiddleware.env.team import ACTION_MASK, AGENT_MASK, AGENTS, STATE
 from dmiddleware.errors import ConfigError, EnvProtocolError, SpaceError
 from dmiddleware.registry import nearest
 
-__all__ = ["FLAGS", "GameEnv", "Teams", "agents_of_teams"]
+__all__ = ["FLAGS", "PRESENT", "GameEnv", "Teams", "agents_of_teams"]
 
 Teams: TypeAlias = Mapping[str, str | Sequence[str]]
 """The agents of each team: names, or patterns such as ``blue_*``."""
@@ -34,6 +34,9 @@ Teams: TypeAlias = Mapping[str, str | Sequence[str]]
 FLAGS: Final = "flags"
 """The key of what has just happened to the agents: ``[A, 3]``: whether a transition of theirs is
 complete, and whether they are terminated, or truncated, with it."""
+
+PRESENT: Final = "present"
+"""The key of who is in the game, ``[N]``, where agents take turns."""
 
 
 class _Turn(NamedTuple):
@@ -61,8 +64,10 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
     one team have the same spaces; those of two teams may differ. An observation is a dictionary:
 
     - ``agents``: by team, a tuple of the observations of its agents, without action masks; those of
-      agents that neither act next nor have just left are 0;
+      agents that neither act next nor have just left are 0, unless they wait for their turn in a
+      team of several;
     - ``agent_mask``: ``[N] int8`` over the agents of all teams, 1 for those that act next;
+    - ``present``: ``[N] int8``, 1 for those that are in the game, if agents take turns;
     - ``flags``: by team, ``[A, 3] int8``, see :data:`FLAGS`;
     - ``action_mask``: by team, ``[A, n] int8``, of the teams with masks, in observations or infos;
     - ``state``: ``env.state()``, if the env has a ``state_space``.
@@ -124,6 +129,8 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
                 }
             ),
         }
+        if self.takes_turns:
+            parts[PRESENT] = gym.spaces.MultiBinary(len(agents))
         state_space = getattr(env, "state_space", None)
         if state_space is not None:
             parts[STATE] = state_space
@@ -225,15 +232,22 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
             self._earned[agent] = self._earned.get(agent, 0.0) + float(reward)
 
     def _observed(self, turn: _Turn) -> dict[str, Any]:
-        acts = set(turn.acts)
+        acts, present = set(turn.acts), set(self._env.agents if self.takes_turns else ())
         obs: dict[str, Any] = {AGENTS: {}, FLAGS: {}}
         for team, names in self.teams.items():
+            views = dict(turn.obs)
+            if len(names) > 1:
+                # A team that acts as one learns from what all of them see.
+                waiting = [agent for agent in names if agent in present and agent not in views]
+                views |= {agent: own_copy(self._env.observe(agent)) for agent in waiting}
             absent = self._absent[team]
             obs[AGENTS][team] = tuple(
-                self._shown(turn.obs[agent]) if agent in turn.obs else absent for agent in names
+                self._shown(views[agent]) if agent in views else absent for agent in names
             )
             obs[FLAGS][team] = np.zeros((len(names), 3), np.int8)
         obs[AGENT_MASK] = np.array([agent in acts for agent in self._numbers], np.int8)
+        if self.takes_turns:
+            obs[PRESENT] = np.array([agent in present for agent in self._numbers], np.int8)
         if self._state_dtype is not None:
             obs[STATE] = np.array(self._env.state(), self._state_dtype)
         if self._masked:

@@ -21,7 +21,7 @@ from dmiddleware.env import (
 from dmiddleware.env.batching import NestedArrays, map_arrays, replace_rows
 from dmiddleware.env.env_access import Access
 from dmiddleware.env.env_state import decode_infos, encode_infos
-from dmiddleware.env.game_env import FLAGS, GameEnv
+from dmiddleware.env.game_env import FLAGS, PRESENT, GameEnv
 from dmiddleware.env.pictures import Frame
 from dmiddleware.env.team import (
     ACTION_MASK,
@@ -329,7 +329,10 @@ class TeamEnvs(BaseEnvManager):
     Action masks are in the infos.
 
     :attr:`joint` is the team in each game as an env of several agents, as in
-    :class:`~dmiddleware.env.ParallelEnvAdapter`; its episode ends where no agent is left.
+    :class:`~dmiddleware.env.ParallelEnvAdapter`; its episode ends where no agent is left. In
+    turn-based games, a row lasts until the turn of any of them comes, and has the rewards that are
+    known by then. Those that wait for their turn see what happens; they have one action more, the
+    last, which only they may take.
 
     Stepping these envs makes the other teams act (:meth:`Game.seat`), and steps the games.
     ``call``, ``get_attr``, ``set_attr`` and reset options are those of the games.
@@ -345,8 +348,7 @@ class TeamEnvs(BaseEnvManager):
 
     Raises:
         SpaceError: for joint envs of a team whose agents' actions are not Discrete or a
-            floating-point Box.
-        ConfigError: for joint envs of a turn-based game.
+            floating-point Box; if several of them take turns, for others than Discrete.
     """
 
     in_lockstep = True
@@ -356,6 +358,12 @@ class TeamEnvs(BaseEnvManager):
         self._first, self._n_agent = game.agents_before(team)
         super().__init__(game.env_num * (1 if joint else self._n_agent))
         self.failures = game.env_manager.failures
+        spaces: Any = game.env_manager.observation_space
+        self._joins_turns = joint and PRESENT in spaces.spaces
+        self._can_wait = self._joins_turns and self._n_agent > 1
+        # Of joint envs whose agents take turns: whether their row has begun, and its rewards.
+        self._is_begun = np.zeros(self.env_num, np.bool_)
+        self._earned = np.zeros((self.env_num, self._n_agent))
         self._set_spaces(*self._probe_spaces())
         self.acts: BoolArray = np.ones(self.env_num, np.bool_)
         self._names: Sequence[str] = ()
@@ -389,12 +397,8 @@ class TeamEnvs(BaseEnvManager):
         """See the first observations of new games in all envs; the game calls it."""
         manager = self._game.env_manager
         self._names = [str(agent) for agent in manager.get_attr("teams")[0][self.team]]
-        if self.is_joint and manager.get_attr("takes_turns")[0]:
-            raise ConfigError(
-                f"the agents of team {self.team!r} take turns, so they have no joint actions; "
-                "learn with an algorithm of a single agent, such as PPO or DQN"
-            )
         self._clear_episodes()
+        self._is_begun[:], self._earned[:] = False, 0.0
         self.show()
         self._has_missed = False
         obs: Any = manager.ready_obs
@@ -455,6 +459,8 @@ class TeamEnvs(BaseEnvManager):
         if self.is_joint:
             present = next_obs[AGENT_MASK]
             valid = closed.any(axis=1)
+            if self._joins_turns:
+                reward, valid = self._rows_of_turns(next_all, reward, abnormal)
             done = valid & ~present.any(axis=1)
             is_cut = truncated.any(axis=1)
             # Nothing follows for those that have left, but for those that a limit has cut off.
@@ -492,6 +498,20 @@ class TeamEnvs(BaseEnvManager):
             returns,
         )
 
+    def _rows_of_turns(
+        self, next_obs: Any, reward: npt.NDArray[np.float32], abnormal: BoolArray
+    ) -> tuple[npt.NDArray[np.float32], BoolArray]:
+        """Return the rewards ``[E, A]`` of the rows that are complete, and which these are."""
+        self._is_begun = (self._is_begun | self.acts) & ~abnormal
+        self._earned += reward
+        self._earned[abnormal] = 0.0
+        goes_on = self._of_agents(next_obs[PRESENT]).any(axis=1)
+        valid: BoolArray = self._is_begun & (self._acting(next_obs) | ~goes_on)
+        earned = np.where(valid[:, np.newaxis], self._earned, 0.0).astype(reward.dtype)
+        self._is_begun &= ~valid
+        self._earned[valid] = 0.0
+        return earned, valid
+
     def _become_ready(self, obs: Any) -> None:
         """Show the observations of those that act next; the others keep what they acted on."""
         ready, self.acts = self._obs_of(obs), self._acting(obs)
@@ -505,20 +525,37 @@ class TeamEnvs(BaseEnvManager):
         self._replace_infos(act.tolist(), [infos[row] for row in act])
 
     def _acting(self, obs: Any) -> BoolArray:
-        mask = obs[AGENT_MASK][:, self._first : self._first + self._n_agent] != 0
+        mask = self._of_agents(obs[AGENT_MASK]) != 0
         acting: BoolArray = mask.any(axis=1) if self.is_joint else mask.reshape(-1)
         return acting
+
+    def _of_agents(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the columns of the team's agents of ``[E, N]``."""
+        return column[:, self._first : self._first + self._n_agent]
 
     def _obs_of(self, obs: Any) -> Any:
         agents = self._rows_of(obs[AGENTS][self.team])
         if not self.is_joint:
             return agents
-        mask = obs[AGENT_MASK][:, self._first : self._first + self._n_agent]
+        mask = self._of_agents(obs[PRESENT if self._joins_turns else AGENT_MASK])
         joined = {AGENTS: agents, AGENT_MASK: mask.copy()}
         if STATE in obs:
             joined[STATE] = obs[STATE]
         if self.team in obs.get(ACTION_MASK, ()):
             joined[ACTION_MASK] = obs[ACTION_MASK][self.team]
+        if self._can_wait:
+            joined[ACTION_MASK] = self._masks_of_turns(obs, joined.get(ACTION_MASK))
+        return joined
+
+    def _masks_of_turns(self, obs: Any, masks: npt.NDArray[np.int8] | None) -> npt.NDArray[np.int8]:
+        """Return masks ``[E, A, n]`` that allow agents that wait the last action alone."""
+        space: Any = self.observation_space
+        shape = (self.env_num, *space[ACTION_MASK].shape)
+        joined = np.zeros(shape, np.int8)
+        joined[..., :-1] = 1 if masks is None else masks
+        joined[self._of_agents(obs[PRESENT] > obs[AGENT_MASK])] = (
+            np.arange(shape[-1]) == shape[-1] - 1
+        )
         return joined
 
     def _infos_of(self, obs: Any, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -593,6 +630,7 @@ class TeamEnvs(BaseEnvManager):
             "ready_obs": map_arrays(np.copy, self._ready_obs),
             "ready_infos": encode_infos(self._ready_rows()),
             "totals": self._totals.state_dict(),
+            "begun": (self._is_begun.copy(), self._earned.copy()) if self._joins_turns else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -603,6 +641,8 @@ class TeamEnvs(BaseEnvManager):
         self._ready_obs = map_arrays(np.array, state["ready_obs"])
         self._ready_infos = decode_infos(state["ready_infos"])
         self._totals.load_state_dict(state["totals"])
+        if self._joins_turns:
+            self._is_begun, self._earned = map(np.array, state["begun"])
         self.show()
         return True
 
@@ -613,11 +653,21 @@ class TeamEnvs(BaseEnvManager):
         pair = spaces[AGENTS][self.team][0], actions[self.team][0]
         if not self.is_joint:
             return pair
-        masks = spaces.spaces.get(ACTION_MASK, {})
         state = spaces.spaces.get(STATE)
+        has_masks = self.team in spaces.spaces.get(ACTION_MASK, {})
+        observation, action = pair
+        if self._can_wait:
+            if not isinstance(action, gym.spaces.Discrete):
+                raise SpaceError(
+                    f"the agents of team {self.team!r} take turns, and their actions are of "
+                    f"{action}; to learn joint actions, of which one waits, they need Discrete "
+                    "ones. Learn with an algorithm of a single agent, such as PPO or SAC"
+                )
+            action = gym.spaces.Discrete(int(action.n) + 1, start=int(action.start))
+            has_masks = True
         try:
             return team_spaces(
-                AgentSpaces(self._n_agent, *pair, state), has_action_masks=self.team in masks
+                AgentSpaces(self._n_agent, observation, action, state), has_action_masks=has_masks
             )
         except SpaceError as error:
             raise SpaceError(f"team {self.team!r}: {error}") from error

@@ -106,6 +106,64 @@ class Auction(pettingzoo.AECEnv):
         self.agent_selection = self.agents[(place + 1) % len(self.agents)]
 
 
+class Telephone(pettingzoo.AECEnv):
+    """The caller passes a number on, which the listener says; both earn 1 if nobody is wrong.
+
+    Args:
+        box: whether actions are of a Box.
+    """
+
+    metadata = {"name": "telephone"}
+    possible_agents = ["caller", "listener"]
+    numbers = 3
+    rng = np.random.default_rng(0)
+
+    def __init__(self, box=False):
+        self.box = box
+
+    def observation_space(self, agent):
+        return gym.spaces.Box(0, 1, (2, self.numbers))
+
+    def action_space(self, agent):
+        return gym.spaces.Box(0, 1, (1,)) if self.box else gym.spaces.Discrete(self.numbers)
+
+    def observe(self, agent):
+        obs = np.zeros((2, self.numbers), np.float32)
+        if agent == "caller":
+            obs[0, self.number] = 1
+        elif self.word is not None:
+            obs[1, self.word] = 1
+        return obs
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.number, self.word = int(self.rng.integers(self.numbers)), None
+        self.agents = list(self.possible_agents)
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos = {agent: {} for agent in self.agents}
+        self.agent_selection = "caller"
+
+    def step(self, action):
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            self._was_dead_step(None)
+            self.agent_selection = "listener"
+            return
+        self._cumulative_rewards[agent] = 0.0
+        if agent == "caller":
+            self.word, self.agent_selection = int(action), "listener"
+            return
+        is_right = int(action) == self.word == self.number
+        self.rewards = dict.fromkeys(self.agents, float(is_right))
+        self._accumulate_rewards()
+        self.terminations = dict.fromkeys(self.agents, True)
+        self.agent_selection = "caller"
+
+
 class Solo:
     """A single-agent env as a game of one agent."""
 

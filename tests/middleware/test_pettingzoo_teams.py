@@ -6,22 +6,27 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import pettingzoo
 import pytest
 import torch
 
 from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.policy import (
+    IPPOPolicy,
     MAPPOPolicy,
     Policy,
+    PPOPolicy,
     QMIXPolicy,
     R2D2Policy,
     RecurrentIPPOPolicy,
     RecurrentMAPPOPolicy,
     RecurrentPPOPolicy,
+    RecurrentQMIXPolicy,
     RecurrentSACPolicy,
 )
-from dmiddleware.rollout import Game, against, make_game
+from dmiddleware.rl import Schedule
+from dmiddleware.rollout import Game, against, evaluate_episodes, make_game
 from middleware import (
     DataPusher,
     EpsGreedyHandler,
@@ -32,6 +37,7 @@ from middleware import (
     OnPolicyLearner,
     TeamCollector,
 )
+from tests.dmiddleware.team_games import Telephone
 
 SPREAD = {"all": "agent_*"}
 ADVERSARY = {"good": "agent_*", "bad": "adversary_0"}
@@ -135,3 +141,70 @@ def test_agents_that_take_turns_learn_simple_adversary_with_memories() -> None:
     rows = trained(game, policies, n_sample=12)
     assert rows["good"]["obs"].shape == (6, 4, 10)  # a lane for each agent of both games
     assert rows["bad"]["obs"].shape[-1] == 8
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"), [(MAPPOPolicy, R2D2Policy), (RecurrentMAPPOPolicy, QMIXPolicy)]
+)
+def test_a_team_that_takes_turns_learns_simple_adversary_as_one(good: Any, bad: Any) -> None:
+    game = game_of("simple_adversary_v3", ADVERSARY, turns=True)
+    policies = {"good": made(good, game, "good"), "bad": made(bad, game, "bad")}
+    rows = trained(game, policies)["good"]
+    assert rows["action"].shape[-1] == 2
+    allowed = rows["obs"]["action_mask"]
+    assert allowed.gather(-1, rows["action"].unsqueeze(-1)).all()
+    # One of them moves, and the other waits.
+    waits = rows["action"] == allowed.shape[-1] - 1
+    assert (waits.sum(-1) == 1).all()
+    assert rows["truncated"].any() and not rows["terminated"].any()
+
+
+@pytest.mark.parametrize("cls", [MAPPOPolicy, QMIXPolicy, RecurrentQMIXPolicy])
+def test_partners_at_a_card_table_learn_as_one_and_play_by_its_rules(cls: Any) -> None:
+    pytest.importorskip("rlcard")
+    illegal = []
+
+    def make() -> Any:
+        table = pettingzoo.make("aec", "classic/texas_holdem-v4", num_players=4)
+        step = table.unwrapped.step
+        table.unwrapped.step = lambda move: (illegal.append(is_illegal(table, move)), step(move))
+        return table
+
+    def is_illegal(table: Any, move: Any) -> bool:
+        if move is None:
+            return False
+        return not table.observe(table.agent_selection)["action_mask"][move]
+
+    game = make_game(make, teams={"us": "player_[02]", "them": "player_[13]"}, env_num=2, seed=0)
+    rows = trained(game, {"us": made(cls, game, "us"), "them": made(PPOPolicy, game, "them")})
+    ours = rows["us"]
+    assert len(illegal) > 50 and not any(illegal)
+    assert ours["done"].any()
+    # Partners win and lose each for themselves; all that they do is known by the end of a hand.
+    assert (ours["reward"][~ours["done"]] == 0).all() and (ours["reward"] != 0).any()
+
+
+@pytest.mark.parametrize("cls", [MAPPOPolicy, IPPOPolicy, QMIXPolicy])
+def test_a_team_learns_a_task_in_which_one_acts_for_the_other(cls: Any) -> None:
+    game = make_game(Telephone, teams={"all": "*"}, env_num=16, seed=0)
+    others = make_game(Telephone, teams={"all": "*"}, env_num=16, seed=1)
+    envs = against(others, "all", {}).joint
+    with Task(OnlineRLContext(), seed=0) as task:
+        if cls.on_policy:
+            policy = cls.for_env(game["all"], seed=0, learning_rate=1e-3, batch_size=128)
+            task.use(TeamCollector(game, {"all": policy}, n_sample=512))
+            for part in learners_of("all", policy):
+                task.use(part)
+            task.run(max_step=10)
+        else:
+            eps = Schedule.linear(1.0, 0.05, decay=3000)
+            policy = cls.for_env(game["all"], seed=0, eps=eps, target_update_freq=100)
+            buffer = TensorBuffer(10_000, seed=0)
+            task.use(EpsGreedyHandler(policy, name="all"))
+            task.use(TeamCollector(game, {"all": policy}, n_sample=64))
+            task.use(DataPusher(buffer, name="all"))
+            task.use(OffPolicyLearner(policy, buffer, update_per_collect=8, name="all"))
+            task.run(max_step=100)
+    with envs:
+        returns = evaluate_episodes(policy, envs, 64).get_episode_return()
+    assert sum(returns) / len(returns) > 0.9  # chance: 1/9

@@ -30,12 +30,13 @@ from dmiddleware.policy import (
     BCPolicy,
     DecisionTransformerPolicy,
     DQNPolicy,
+    MAPPOPolicy,
     PPOPolicy,
     QMIXPolicy,
     SACPolicy,
 )
 from dmiddleware.reward import GAIL, ICM, RND, IntrinsicCritic
-from dmiddleware.rollout import OpponentPool, RolloutCollector, against
+from dmiddleware.rollout import OpponentPool, RolloutCollector, against, make_game
 from dmiddleware.testing import assert_resume_exact
 from middleware import (
     Barrier,
@@ -85,6 +86,7 @@ from tests.dmiddleware.goal_envs import PointGoal, near
 from tests.dmiddleware.policy.every_policy import EVERY, buffer_of, collected, env_for, made
 from tests.dmiddleware.policy.grouped_envs import BOX, GROUPS, Parts
 from tests.dmiddleware.rollout.test_games import make_tictactoe
+from tests.dmiddleware.team_games import Auction
 from tests.middleware.test_saved_config import usual_chain
 from tests.variants import mostly_slow
 
@@ -265,6 +267,23 @@ def teams(run: RunFolder) -> list[Any]:
     ]
 
 
+def turns(run: RunFolder) -> list[Any]:
+    """Return a chain of a team whose agents take turns, stopped where others are at move."""
+    game = make_game(Auction, teams={"ab": ["a", "b"], "c": "c"}, env_num=2, seed=0)
+    ab = MAPPOPolicy.for_env(game["ab"], seed=0, batch_size=8)
+    c = DQNPolicy.for_env(game["c"], seed=1, batch_size=4)
+    buffer = TensorBuffer(60, seed=0)
+    return [
+        # Its rows end with its turn, in which a row of the others has just begun.
+        TeamCollector(game, {"c": c, "ab": ab}, n_sample=5),
+        GAEEstimator(ab, name="ab"),
+        OnPolicyLearner(ab, name="ab"),
+        EpsGreedyHandler(c, name="c"),
+        DataPusher(buffer, name="c"),
+        OffPolicyLearner(c, buffer, name="c"),
+    ]
+
+
 def exchanged(policy: Any, envs: Any, run: RunFolder) -> list[Any]:
     """Return what exchanges data with other processes, which there are none of."""
     return [ContextExchanger(), ModelExchanger(policy), PeriodicalModelExchanger(policy, period=2)]
@@ -376,6 +395,7 @@ PROGRAMS: dict[str, Callable[[RunFolder], list[Any]]] = {
     "offline": offline,
     "self-play": self_play,
     "teams": teams,
+    "a team that takes turns": turns,
     "hindsight": hindsight,
     "observers": partial(dqn_of, after=observed),
     "exchangers of one process": partial(dqn_of, after=exchanged),
@@ -390,7 +410,7 @@ OFFLINE = (offline, transformer)
 
 
 @pytest.mark.parametrize("build", mostly_slow(
-    (pytest.param(build, id=name) for name, build in PROGRAMS.items()), keep=(13, 14, 15)
+    (pytest.param(build, id=name) for name, build in PROGRAMS.items()), keep=(13, 14, 15, 16)
 ))  # fmt: skip
 def test_the_other_stock_parts_resume_exactly(
     build: Callable[[RunFolder], list[Any]], monkeypatch: pytest.MonkeyPatch

@@ -36,7 +36,7 @@ from dmiddleware.rollout import (
 )
 from dmiddleware.tree import leaves
 from tests.dmiddleware.env.test_parallel_env import Relay
-from tests.dmiddleware.team_games import Auction, Duel, Solo
+from tests.dmiddleware.team_games import Auction, Duel, Solo, Telephone
 
 TEAMS = {"red": "red_*", "blue": "blue_*"}
 SMALL = {"encoder_hidden_sizes": [8]}
@@ -469,10 +469,72 @@ def test_what_does_not_fit_the_teams_is_an_error_before_the_first_step():
     assert game.closed
 
 
-def test_algorithms_of_several_agents_are_refused_where_agents_take_turns():
-    game = make_tictactoe()
-    with pytest.raises(ConfigError, match="team 'x' take turns"):
-        TeamRollout(game, {"x": IPPOPolicy.for_env(game["x"], seed=0), "o": "random"}).start()
+def test_an_agent_alone_in_its_team_has_the_rows_of_its_turns():
+    games = [make_tictactoe() for _ in range(2)]
+    policies = [cls.for_env(game["x"], seed=0) for cls, game in zip(
+        (IPPOPolicy, PPOPolicy), games, strict=True
+    )]  # fmt: skip
+    rows = []
+    for game, policy in zip(games, policies, strict=True):
+        rollout = TeamRollout(game, {"x": policy, "o": "random"})
+        with game:
+            rows.append(rollout.collect(60)["x"])
+            assert rollout.workers["x"].env_episode > 10
+    joint, _ = rows
+    mask = joint["obs"]["action_mask"]
+    assert mask.shape[1:] == (1, 9)
+    assert mask.gather(-1, joint["action"].unsqueeze(-1)).all()
+    for batch in rows:
+        # X is at move in the same games: it has the same number of stones as its opponent.
+        board = batch["obs"] if batch is not joint else batch["obs"]["agents"][:, 0]
+        stones = board.reshape(-1, 9, 2).sum(1)
+        assert torch.equal(stones[:, 0], stones[:, 1])
+
+
+def turns_of(policy_cls, game, n_sample, team="rest"):
+    policy = policy_cls.for_env(game[team], seed=0)
+    rollout = TeamRollout(game, {team: policy, **dict.fromkeys(set(game.teams) - {team}, "random")})
+    with game:
+        rows = rollout.collect(n_sample)[team]
+        return rows, rollout.workers[team].episode_returns
+
+
+def test_a_team_that_takes_turns_has_a_row_for_each_of_its_turns_and_all_of_its_rewards():
+    game = make_game(Auction, teams={"a": "a", "rest": "[bc]"}, env_num=2, seed=0)
+    rows, returns = turns_of(MAPPOPolicy, game, 12)
+    # b bids, c bids, a bids and b leaves, c bids: what each has earned is known at its next turn.
+    assert rows["reward"].tolist() == [[0, 0], [112, 112], [0, 100]] * 4
+    assert rows["terminated"].tolist() == rows["done"].tolist() == [False, False, True] * 4
+    assert rows["obs"]["agent_mask"].tolist() == [[1, 1], [1, 1], [0, 1]] * 4
+    assert rows["next_obs"]["agent_mask"].tolist() == [[1, 1], [0, 1], [0, 0]] * 4
+    # The second number of an observation is that of bids; those that wait see it, too.
+    assert rows["obs"]["agents"][..., 1].tolist() == [[1, 1], [2, 2], [4, 4]] * 4
+    assert (
+        rows["obs"]["action_mask"].tolist()
+        == [
+            [[1, 1, 0], [0, 0, 1]],
+            [[0, 0, 1], [1, 1, 0]],
+            [[1, 1, 0], [1, 1, 0]],
+        ]
+        * 4
+    )
+    assert returns == [(112 + 212) / 2] * 4
+
+
+def test_a_row_of_a_team_lasts_while_others_take_their_turns():
+    game = make_game(Auction, teams={"ab": ["a", "b"], "c": "c"}, env_num=2, seed=0)
+    rows, returns = turns_of(MAPPOPolicy, game, 6, team="ab")
+    # a bids, b bids and c bids, a bids and b leaves and c bids: the row ends with a's last turn.
+    assert rows["reward"].tolist() == [[0, 0], [111, 0], [101, 112]] * 2
+    assert rows["terminated"].tolist() == [False, False, True] * 2
+    assert returns == [(212 + 112) / 2] * 2
+
+
+def test_joint_actions_of_agents_that_take_turns_are_discrete():
+    game = make_game(Telephone, teams={"all": "*"}, env_kwargs={"box": True}, env_num=1, seed=0)
+    with pytest.raises(SpaceError, match=r"team 'all' take turns.*such as PPO or SAC"):
+        MAPPOPolicy.for_env(game["all"], seed=0)
+    assert game["all"].env_num == 2  # for an algorithm of a single agent
 
 
 def test_a_frozen_team_with_memories_plays_as_where_it_is_called_step_by_step():
