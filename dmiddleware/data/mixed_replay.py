@@ -92,7 +92,8 @@ class MixedReplay(TakesSettings[MixedReplaySettings]):
         self._schedule = Schedule.of(settings.share)
         self._share = self._schedule.start
         self._start_columns: frozenset[str] = frozenset()
-        self._is_uniform = isinstance(demonstrations, Batch)
+        # Whether own rows and demonstrations have no priorities, while the others have.
+        self._is_uniform = [False, isinstance(demonstrations, Batch)]
         self._rows: Batch | None = None
         self.demonstrations: ReplayBuffer | None = None
         if isinstance(demonstrations, Batch):
@@ -106,6 +107,8 @@ class MixedReplay(TakesSettings[MixedReplaySettings]):
             if settings.reward == "sqil":
                 ones = torch.ones_like(demonstrations["reward"])
                 demonstrations = with_columns(demonstrations, reward=ones)
+            if not demonstrations["reward"].numel():
+                raise ConfigError("the demonstrations have no rows; record some before")
             self._rows = demonstrations
         else:
             self._check_buffer(demonstrations)
@@ -115,8 +118,8 @@ class MixedReplay(TakesSettings[MixedReplaySettings]):
     def _check_buffer(self, demonstrations: object) -> None:
         if not isinstance(demonstrations, ReplayBuffer):
             raise ConfigError(
-                "demonstrations must be a batch of rows, or a buffer such as TensorBuffer, got "
-                f"{demonstrations!r:.100}"
+                "demonstrations must be a batch of rows, which as_tree(...) makes of a dictionary "
+                f"of arrays, or a buffer such as TensorBuffer, got {demonstrations!r:.100}"
             )
         if demonstrations is self.own or not len(demonstrations):
             problem = "is the other one" if demonstrations is self.own else "is empty"
@@ -272,8 +275,9 @@ class MixedReplay(TakesSettings[MixedReplaySettings]):
         if of_own and self._settings.reward == "sqil":
             of_own["reward"] = torch.zeros_like(of_own["reward"])
         n_own = len(of_own.get("index", ()))
-        for columns, others in ((of_own, of_shown), (of_shown, of_own)):
+        for side, (columns, others) in enumerate(((of_own, of_shown), (of_shown, of_own))):
             if columns and "weight" in others and "weight" not in columns:
+                self._is_uniform[side] = True
                 columns["weight"] = torch.ones(
                     len(columns["index"]), device=columns["index"].device
                 )
@@ -301,18 +305,29 @@ class MixedReplay(TakesSettings[MixedReplaySettings]):
                 f"but those of the buffer have {tuple(own.shape[dim + 1 :])}; record them in the "
                 "same environment"
             )
-        return torch.cat([own, shown.to(own)], dim)
+        moved = shown.to(own)
+        if shown.dtype != own.dtype and not own.dtype.is_floating_point:
+            changed = moved.to(shown.dtype) != shown
+            if changed.any():
+                raise StructureError(
+                    f"{path} of the demonstrations has the value {shown[changed][0].item()}, but "
+                    f"the buffer's has integers ({own.dtype}); convert it, or record them in the "
+                    "same environment"
+                )
+        return torch.cat([own, moved], dim)
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Set the priorities of rows in the buffers from which they were drawn.
 
-        Demonstrations that were given as rows have none.
+        Those of a buffer that draws uniformly beside a prioritized one have none.
         """
         index = torch.as_tensor(index)
         priority = torch.as_tensor(priority, device=index.device)
         is_own = index >= 0
-        n_set = self.own.update_priority(index[is_own], priority[is_own])
-        if self._is_uniform or is_own.all():
+        n_set, (own_is_uniform, shown_is_uniform) = 0, self._is_uniform
+        if not own_is_uniform:
+            n_set = self.own.update_priority(index[is_own], priority[is_own])
+        if shown_is_uniform or is_own.all():
             return n_set
         return n_set + self._shown.update_priority(-1 - index[~is_own], priority[~is_own])
 

@@ -2,11 +2,11 @@
 
 An env with ``state_dict()`` and ``load_state_dict(state)`` is saved through them. For any other
 env, and for the wrappers around it, all attributes are saved, provided that all of them are of
-known kinds: numbers, strings, arrays, containers, enums, random generators, and Python objects made
-of these. That covers Gymnasium's classic control and toy text, its wrappers, and most envs written
-in plain Python. An env that holds anything else (a simulator written in C, a file, a socket) cannot
-be saved at all; nothing is saved in part. Functions, classes, modules and pygame's drawing objects
-are assumed to hold no state.
+known kinds: numbers, strings, arrays, tensors, containers, enums, random generators, and Python
+objects made of these. That covers Gymnasium's classic control and toy text, its wrappers, and most
+envs written in plain Python or in torch. An env that holds anything else (a simulator written in C,
+a file, a socket) cannot be saved at all; nothing is saved in part. Functions, classes, modules and
+pygame's drawing objects are assumed to hold no state.
 
 Python objects are restored by changing the objects that the other env has in the same attributes
 and containers; no objects are created. A state with more objects than the env has (for example in a
@@ -62,6 +62,7 @@ _CODE = (
     np.dtype,
     np.ufunc,
 )
+_TORCH_CONSTANTS = ("device", "dtype", "Size")
 _PLAIN = (bool, int, float, str)
 _CONTAINERS: dict[str, Callable[..., Any]] = {
     "list": list,
@@ -216,6 +217,8 @@ class Encoder:
         self._unfinished.add(id(value))
         if type(value) is np.ndarray:
             encoded = self._array(value)
+        elif _is_of_torch(value, "Tensor"):
+            encoded = self._tensor(value)
         elif type(value) in (list, set, deque, dict):
             encoded = self._container(value)
         else:
@@ -224,15 +227,28 @@ class Encoder:
         return {**encoded, "ref": ref}
 
     def _array(self, value: npt.NDArray[Any]) -> dict[str, Any]:
-        memory = _memory_of(value)
-        if self._memories.setdefault(memory, id(value)) != id(value):
-            raise NotSavableError  # two views of one memory would be separate arrays after loading
+        self._claim(_memory_of(value), value)
         if value.dtype.kind in "biuf":
             return {"kind": "array", "value": value.copy()}
         if value.dtype.kind in "SU":
             text = value.astype(np.str_).tolist()
             return {"kind": "strings", "dtype": value.dtype.str, "value": text}
         raise NotSavableError
+
+    def _tensor(self, value: Any) -> dict[str, Any]:
+        if str(value.layout) != "torch.strided" or value.is_quantized or value.is_meta:
+            raise NotSavableError
+        self._claim(_memory_of_tensor(value), value)
+        return {
+            "kind": "tensor",
+            "value": value.detach().cpu().clone(),
+            "device": str(value.device),
+            "requires_grad": value.is_leaf and value.requires_grad,
+        }
+
+    def _claim(self, memory: int, value: Any) -> None:
+        if self._memories.setdefault(memory, id(value)) != id(value):
+            raise NotSavableError  # two views of one memory would be separate arrays after loading
 
     def _container(self, value: Any) -> dict[str, Any]:
         if isinstance(value, dict):
@@ -254,6 +270,9 @@ class Encoder:
             return {"kind": "generator", "value": _generator_state(value)}
         if type(value) is random.Random:
             return {"kind": "random", "value": json.dumps(value.getstate())}
+        if _is_of_torch(value, "Generator"):
+            state = value.get_state().clone()
+            return {"kind": "torch_generator", "value": state, "device": value.device.type}
         if isinstance(value, spaces.Space):
             return {"kind": "space", "value": get_space_state(value)}
         if isinstance(value, gym.Env):
@@ -415,7 +434,14 @@ def _saves_itself(layer: Any) -> bool:
 def _is_code(value: Any) -> bool:
     # Types of extensions, such as those of Box2D, may have no module.
     module = str(getattr(type(value), "__module__", ""))
+    if module == "torch":
+        return type(value).__name__ in _TORCH_CONSTANTS
     return isinstance(value, _CODE) or module.partition(".")[0] == "pygame"
+
+
+def _is_of_torch(value: Any, name: str) -> bool:
+    torch = sys.modules.get("torch")  # only where the env has imported it
+    return torch is not None and type(value) is getattr(torch, name)
 
 
 def _memory_of(array: npt.NDArray[Any]) -> int:
@@ -423,11 +449,37 @@ def _memory_of(array: npt.NDArray[Any]) -> int:
     owner: Any = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
-    return id(owner)
+    if isinstance(owner, np.ndarray):
+        return int(owner.__array_interface__["data"][0])
+    return _memory_of_tensor(owner) if is_tensor(owner) else id(owner)
+
+
+def _memory_of_tensor(tensor: Any) -> int:
+    return tensor.untyped_storage().data_ptr() or id(tensor)
 
 
 def _array(encoded: Mapping[str, Any], _: Any) -> Any:
     return np.array(encoded["value"], dtype=encoded.get("dtype"))
+
+
+def _tensor(encoded: Mapping[str, Any], existing: Any) -> Any:
+    import torch  # the state has a tensor
+
+    device = existing.device if is_tensor(existing) else encoded["device"]
+    tensor = torch.as_tensor(encoded["value"]).to(device, copy=True)
+    return tensor.requires_grad_(encoded["requires_grad"])
+
+
+def _torch_generator(encoded: Mapping[str, Any], existing: Any) -> Any:
+    import torch
+
+    device = encoded["device"]
+    if not isinstance(existing, torch.Generator) or existing.device.type != device:
+        raise MissingObjectError(
+            f"the saved env has a torch.Generator on {device} where this env has {existing!r}"
+        )
+    existing.set_state(torch.as_tensor(encoded["value"]))
+    return existing
 
 
 def _enum_member(value: enum.Enum) -> dict[str, Any]:
@@ -495,6 +547,8 @@ _SIMPLE: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "enum": _enum,
     "scalar": _scalar,
     "array": _array,
+    "tensor": _tensor,
+    "torch_generator": _torch_generator,
     "strings": _array,
     "generator": _generator,
     "random": _random,

@@ -398,6 +398,11 @@ class BaseEnvManager(EnvGroup):
         if self._seeds is not None:
             self._seed_action_spaces()
 
+    def _replace_action_space(self, action: spaces.Space[Any]) -> None:
+        """Draw from the space of an env that replaces the first one, as a resumed run does."""
+        set_space_state(action, get_space_state(self.action_space))
+        self._action_space = action
+
     def _seed_action_spaces(self) -> None:
         assert self._seeds is not None
         assert self._action_space is not None

@@ -274,6 +274,8 @@ class SyncEnvManager(BaseEnvManager):
         self._overrides.apply(env_id, env)
         pair = self.observation_space, self.action_space
         check_same_spaces([pair, (env.observation_space, env.action_space)])
+        if env_id == 0:
+            self._replace_action_space(env.action_space)
         return self._reset_once(env_id)
 
     def _reset(self, env_id: int) -> tuple[Any, Any]:

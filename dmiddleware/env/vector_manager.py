@@ -211,7 +211,9 @@ class VectorEnvManager(BaseEnvManager):
         """Whether envs spend a step on their reset, so that some rows are not transitions."""
         return self._resets_later
 
-    def step_on_device(self, actions: NestedArrays) -> DeviceStep | None:
+    def step_on_device(
+        self, actions: NestedArrays, *, has_ended: Callable[[], bool] = lambda: False
+    ) -> DeviceStep | None:
         """Step all envs, and read nothing of what they return.
 
         Only vector envs whose mode is ``DISABLED`` are waited for: to reset those that ended.
@@ -219,6 +221,8 @@ class VectorEnvManager(BaseEnvManager):
         Args:
             actions: tensors ``[E, …]`` on :attr:`device`, nested like the action space, of which
                 they get the dtypes; the env may write to them.
+            has_ended: tells, if the vector env fails, whether an episode has ended since the
+                caller last set the count of failures in a row to 0.
 
         Returns:
             The step, of which nothing is checked but types and shapes; None if the vector env
@@ -237,6 +241,8 @@ class VectorEnvManager(BaseEnvManager):
             except EnvProtocolError:
                 raise
             except Exception as error:  # noqa: BLE001 - an env may raise anything
+                if has_ended():
+                    self.failures.in_a_row[0] = 0
                 self._recover(error)
                 return None
         except BaseException:
@@ -288,8 +294,8 @@ class VectorEnvManager(BaseEnvManager):
     def _successors(self, obs: NestedArrays, final_obs: Any, done: Any) -> NestedArrays:
         """Return the final observations where episodes ended, and the others elsewhere."""
 
-        def successor(shape: Any, row: Any, last: Any) -> Any:
-            self._check_tensor(shape, last)
+        def successor(like: Any, row: Any, last: Any) -> Any:
+            self._check_tensor(like, last)
             last = last.detach().to(row.dtype)
             return last.where(done.view(-1, *(1,) * (row.dim() - 1)), row)
 
@@ -420,12 +426,14 @@ class VectorEnvManager(BaseEnvManager):
             ) from error
         return copy_arrays(arrays)
 
-    def _own_tensor(self, shape: npt.NDArray[np.int64], tensor: Any) -> Any:
-        self._check_tensor(shape, tensor)
-        return tensor.detach().clone()
+    def _own_tensor(self, like: npt.NDArray[Any], tensor: Any) -> Any:
+        """Return a copy; numbers for a space of floats get its dtype, as on the host."""
+        self._check_tensor(like, tensor)
+        dtype = _torch_dtype(like.dtype) if like.dtype.kind == "f" else tensor.dtype
+        return tensor.detach().to(dtype, copy=True)
 
-    def _check_tensor(self, shape: npt.NDArray[np.int64], tensor: Any) -> None:
-        expected = (self.env_num, *shape.tolist())
+    def _check_tensor(self, like: npt.NDArray[Any], tensor: Any) -> None:
+        expected = (self.env_num, *like.shape[1:])
         if not is_tensor(tensor) or tuple(tensor.shape) != expected:
             raise StructureError(f"expected a tensor of shape {expected}, got {tensor!r:.100}")
 
@@ -491,6 +499,7 @@ class VectorEnvManager(BaseEnvManager):
         vector = self._make()
         pair = self.observation_space, self.action_space
         check_same_spaces([pair, (vector.single_observation_space, vector.single_action_space)])
+        self._replace_action_space(vector.single_action_space)
         return self._reset_all()
 
     # Actions
@@ -550,7 +559,7 @@ class VectorEnvManager(BaseEnvManager):
         is_usable = self._is_usable
         self._is_usable = lambda obs: obs is self._finite_obs or is_usable(obs)
         self._as_arrays = make_check(observation, is_strict=True)
-        self._shapes = map_space(lambda shape, _: np.array(shape, np.int64), observation)
+        self._shapes = map_space(lambda shape, dtype: np.empty((0, *shape), dtype), observation)
         self._plain_kind = None
         if isinstance(observation, spaces.Box):
             self._plain_kind = observation.dtype, (self.env_num, *observation.shape)

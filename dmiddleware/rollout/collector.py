@@ -14,7 +14,7 @@ from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout.act_inputs import ActInputs
 from dmiddleware.rollout.device_rollout import DeviceRollout
 from dmiddleware.rollout.episode_watch import EpisodeWatch
-from dmiddleware.rollout.row_store import NO_ENV, Columns, RowStore
+from dmiddleware.rollout.row_store import NO_ENV, SPARE_ROWS, Columns, RowStore
 from dmiddleware.rollout.stepper import Stepper, VectorStep
 from dmiddleware.settings import takes_options
 from dmiddleware.tree import Batch, as_tree, index_rows
@@ -23,7 +23,6 @@ __all__ = ["RolloutCollector", "even_shares"]
 
 _USER: Final = "RolloutCollector"
 _NO_KWARGS: Final[Mapping[str, Any]] = {}
-_SPARE_ROWS: Final = 64
 _SPARE_STEPS: Final = 4
 
 
@@ -396,7 +395,7 @@ class RolloutCollector(Stepper):
         if not self.env_manager.in_lockstep:
             return False
         counts = self._store.counts
-        has_spare = counts >= 2 * n_steps + _SPARE_ROWS
+        has_spare = counts >= 2 * n_steps + SPARE_ROWS
         has_spare[[*sources, *sources.values()]] = False
         spare = np.flatnonzero(has_spare)
         lacks = counts < n_steps

@@ -28,13 +28,16 @@ from dmiddleware.tree import (
     to_dict,
 )
 
-__all__ = ["NO_ENV", "Columns", "RowStore"]
+__all__ = ["NO_ENV", "SPARE_ROWS", "Columns", "RowStore"]
 
 Columns: TypeAlias = dict[str, Any]
 """Columns ``[R, …]`` of one step, or of what is left of earlier ones: arrays, tensors or trees.
 
 As in a batch, ``obs`` is what was acted on, and ``next_obs`` what followed.
 """
+
+SPARE_ROWS: Final = 64
+"""Rows that an environment keeps, beyond its own lane, when it fills the lane of another one."""
 
 NO_ENV: Final = -1
 """In place of the environment of a row: the row is not kept."""

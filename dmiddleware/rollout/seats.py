@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+import gymnasium as gym
 import numpy as np
 import torch
 
@@ -24,7 +26,7 @@ from dmiddleware.env.batching import (
 )
 from dmiddleware.env.env_state import get_space_state, set_space_state
 from dmiddleware.env.timestep import IdArray
-from dmiddleware.errors import ConfigError, SpaceError
+from dmiddleware.errors import ConfigError, PolicyOutputError, SpaceError
 from dmiddleware.policy import CollectMode, EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout.act_inputs import masks_in, sample_allowed
 from dmiddleware.rollout.acting_policy import ActingPolicy
@@ -201,13 +203,39 @@ class _RuleSeat(_Seat):
 
     def __init__(self, game: Game, team: str, rule: Rule) -> None:
         super().__init__(game, team)
-        self._rule = rule
+        self._rule, self._title = rule, f"the function that plays for team {team!r}"
+        try:
+            inspect.signature(rule).bind(None, None)
+        except TypeError as error:
+            raise ConfigError(
+                f"{self._title} must take the observation and the action mask of an agent: {error}"
+            ) from None
+        except ValueError:
+            pass  # written in C, without a signature
         self._collate = make_collate(self._envs.action_space)
 
     def _act(self, env_ids: IdArray, obs: Any, mask: torch.Tensor | None) -> NestedArrays:
         allowed = [None] * len(env_ids) if mask is None else mask.numpy()
         rows = (index_rows(obs, row) for row in range(len(env_ids)))
-        return self._collate([self._rule(row, m) for row, m in zip(rows, allowed, strict=True)])
+        try:
+            chosen = [self._rule(row, m) for row, m in zip(rows, allowed, strict=True)]
+        except Exception as error:
+            error.add_note(f"raised by {self._title}")
+            raise
+        space = self._envs.action_space
+        try:
+            actions = self._collate(chosen)
+        except (TypeError, ValueError) as error:
+            raise PolicyOutputError(
+                f"{self._title} returned an action that {space} does not have: {error}"
+            ) from error
+        if isinstance(space, gym.spaces.Discrete):
+            for action in chosen:
+                if not space.contains(action):
+                    raise PolicyOutputError(
+                        f"{self._title} returned the action {action!r}, which {space} does not have"
+                    )
+        return actions
 
 
 class _RandomSeat(_Seat):

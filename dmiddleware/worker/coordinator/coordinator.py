@@ -634,8 +634,9 @@ class Coordinator(Closing, Configurable):
         self._actions.extend(actions)
         try:
             while self._actions and not is_performing:
-                action = self._actions.popleft()
+                action = self._actions[0]  # there until it is done, so that others wait
                 self._performers[type(action)](self, action)
+                self._actions.popleft()
         except BaseException:
             self._actions.clear()
             raise

@@ -147,6 +147,42 @@ def test_rows_without_weights_count_fully_beside_weighted_ones() -> None:
     assert buffer.update_priority(sample["index"], torch.ones(8)) == 4
 
 
+def test_demonstrations_may_have_priorities_beside_rows_without_them() -> None:
+    shown = TensorBuffer(20, sampler=PrioritySampler(alpha=1.0, beta=1.0), seed=1)
+    shown.push(rows(20, 1.0))
+    buffer = mixed(shown)
+    sample = draw(buffer, 8)
+    assert (sample["weight"][~sample["is_expert"]] == 1.0).all()
+    assert buffer.update_priority(sample["index"], torch.full((8,), 9.0)) == 4
+    assert (draw(buffer, 8)["weight"][-4:] < 1.0).any()
+
+
+@pytest.mark.parametrize(
+    ("column", "shown", "own"),
+    [
+        ("obs", torch.full((20, 2), 0.5), torch.zeros(50, 2, dtype=torch.uint8)),
+        ("obs", torch.full((20, 2), 300), torch.zeros(50, 2, dtype=torch.uint8)),
+        ("action", torch.full((20,), 0.25), torch.zeros(50, dtype=torch.int64)),
+        ("action", torch.full((20,), torch.nan), torch.zeros(50, dtype=torch.int64)),
+        ("terminated", torch.full((20,), 0.5), torch.zeros(50, dtype=torch.bool)),
+    ],
+)
+def test_a_value_that_a_column_of_integers_cannot_hold_is_refused(column, shown, own) -> None:
+    buffer = MixedReplay(TensorBuffer(100, seed=0), rows(20, 1.0, **{column: shown}))
+    buffer.push(rows(50, 0.0, **{column: own}))
+    with pytest.raises(StructureError, match=rf"{column} .* has the value {shown.flatten()[0]}"):
+        draw(buffer, 8)
+
+
+def test_numbers_of_another_dtype_are_converted() -> None:
+    flags = {"action": torch.ones(20, dtype=torch.float64), "terminated": torch.ones(20)}
+    sample = draw(mixed(rows(20, 1.0, reward=torch.arange(20), **flags)), 8)
+    assert sample["action"].dtype == torch.int64
+    assert sample["terminated"].dtype == torch.bool
+    assert sample["reward"].dtype == torch.float32
+    assert sample["terminated"][-4:].all()
+
+
 def test_sequences_come_from_both() -> None:
     own = TensorBuffer(100, unroll_len=4, seed=0)
     buffer = MixedReplay(own, rows(20, 1.0, state=torch.ones(20, 3)))
@@ -172,8 +208,10 @@ def test_what_cannot_work_is_refused() -> None:
         MixedReplay(own, own)
     with pytest.raises(ConfigError, match="own must be a buffer"):
         MixedReplay(shown, shown)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="batch of rows, or a buffer"):
+    with pytest.raises(ConfigError, match=r"batch of rows, .*as_tree.*, or a buffer"):
         MixedReplay(own, {"obs": 1})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no rows"):
+        mixed(rows(0, 1.0))
     filled = TensorBuffer(20)
     filled.push(shown)
     with pytest.raises(ConfigError, match="unroll_len=4 and None"):

@@ -10,6 +10,7 @@ from enum import Enum, IntFlag
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strange_envs import SavesItself, Walk, WithSimulator
@@ -126,6 +127,93 @@ def test_two_views_of_one_memory_are_rejected():
     with pytest.raises(NotSavableError):
         Encoder().encode([memory, memory[:2]])
     assert Decoder().decode(Encoder().encode([memory[:2]]))[0].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6, dtype=torch.uint8).reshape(2, 3),
+        torch.zeros((), dtype=torch.float64),
+        torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+        torch.tensor([True, False]),
+        torch.zeros((0, 3)),
+        torch.ones(2, requires_grad=True),
+        torch.arange(6).reshape(2, 3).T,
+    ],
+)
+def test_tensors_come_back(tmp_path, tensor):
+    save_checkpoint(tmp_path / "state", {"env": Encoder().encode([tensor, torch.zeros(0)])})
+    again = Decoder().decode(load_checkpoint(tmp_path / "state")["env"])[0]
+    assert again.dtype == tensor.dtype
+    assert again.requires_grad == tensor.requires_grad
+    assert torch.equal(again, tensor)
+
+
+@pytest.mark.parametrize(
+    "view", [lambda array: array[:2], torch.as_tensor, lambda array: torch.as_tensor(array)[1:]]
+)
+def test_tensors_and_arrays_of_one_memory_are_rejected(view):
+    memory = np.zeros(4)
+    for values in ([memory, view(memory)], [view(memory), memory]):
+        with pytest.raises(NotSavableError):
+            Encoder().encode(values)
+    tensor = torch.zeros(4)
+    with pytest.raises(NotSavableError):
+        Encoder().encode(
+            [tensor, view(tensor)] if view(tensor) is not tensor else [tensor[1:], tensor]
+        )
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.zeros(2, device="meta"), torch.zeros(2).to_sparse(), torch.nn.Parameter(torch.ones(1))],
+)
+def test_tensors_that_are_not_plain_are_rejected(tensor):
+    with pytest.raises(NotSavableError):
+        Encoder().encode(tensor)
+
+
+def test_a_generator_of_torch_continues_where_it_was():
+    old, new = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    encoded = Encoder().encode([old, old])
+    first, second = Decoder().decode(encoded, [new, new])
+    assert first is second is new
+    assert torch.equal(torch.rand(3, generator=new), torch.rand(3, generator=old))
+    with pytest.raises(MissingObjectError, match=r"a torch\.Generator on cpu .* has None"):
+        Decoder().decode(encoded)
+
+
+def test_a_simulator_in_torch_continues_as_if_never_interrupted():
+    class Simulator(gym.vector.VectorEnv):
+        metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+        single_observation_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+        single_action_space = gym.spaces.Discrete(2)
+
+        def __init__(self, num_envs):
+            self.num_envs, self.device, self.dtype = num_envs, torch.device("cpu"), torch.float32
+            self.generator, self.over = torch.Generator(), torch.zeros(num_envs, dtype=torch.bool)
+            self.shape, self.place = torch.zeros(num_envs, 2).shape, None
+
+        def reset(self, *, seed=None, options=None):
+            self.generator.manual_seed(seed or 0)
+            self.place = torch.zeros(self.shape, dtype=self.dtype)
+            return self.place, {}
+
+        def step(self, actions):
+            self.place = self.place + torch.randn(self.shape, generator=self.generator)
+            self.place[self.over] = 0
+            self.over = (self.place[:, 0].abs() > 2) & ~self.over
+            return self.place, self.place.sum(1), self.over, torch.zeros_like(self.over), {}
+
+    managers = [make_env_manager(Simulator, env_num=3, mode="vector", seed=i) for i in range(2)]
+    with managers[0] as old, managers[1] as new:
+        for _ in range(9):
+            old.step(old.sample_actions())
+        assert new.load_state_dict(old.state_dict()) is True
+        for _ in range(20):
+            steps = [envs.step(np.zeros(3, np.int64)) for envs in (old, new)]
+            assert torch.equal(steps[0].next_obs, steps[1].next_obs)
+            np.testing.assert_array_equal(steps[0].valid, steps[1].valid)
 
 
 def test_a_container_that_contains_itself_is_rejected():

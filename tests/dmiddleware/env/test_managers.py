@@ -544,3 +544,39 @@ def test_a_manager_counts_the_episodes_of_each_env(kind):
         manager.close()
         manager.launch()
         assert manager.episode_counts == [0] * 3
+
+
+@pytest.mark.parametrize("mode", ["sync", "vector"])
+def test_random_actions_continue_after_a_restart_and_a_resume(mode):
+    class Gears(gym.Env):
+        observation_space = gym.spaces.Box(-9.0, 9.0, (1,))
+
+        def __init__(self):
+            self.action_space, self.t = gym.spaces.Discrete(5), 0
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            self.t += 1
+            if self.t == 4:
+                raise RuntimeError("a gear broke")
+            return np.zeros(1, np.float32), 0.0, self.t == 3, False, {}
+
+    def make():
+        if mode == "sync":
+            return SyncEnvManager([Gears, Gears], seed=0)
+        return VectorEnvManager(lambda: gym.vector.SyncVectorEnv([Gears, Gears]), 2, seed=0)
+
+    drawn = []
+    with make() as envs, make() as again, make() as resumed:
+        for manager in (envs, again):
+            for _ in range(6):
+                manager.step(manager.sample_actions())
+            assert manager.restarts > 0
+        assert resumed.load_state_dict(envs.state_dict()) is True
+        for manager in (envs, again, resumed):
+            drawn.append([manager.action_space.sample() for _ in range(20)])
+            drawn[-1] += manager.sample_actions().tolist()
+    assert drawn[0] == drawn[1] == drawn[2]

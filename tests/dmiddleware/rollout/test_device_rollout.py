@@ -289,7 +289,7 @@ def test_scalars_of_another_shape_are_refused():
         made.collect(ENVS)
 
 
-def test_a_vector_env_that_fails_loses_its_episodes_and_goes_on():
+def test_a_vector_env_that_fails_loses_its_unfinished_episodes_and_goes_on():
     class Failing(Counter):
         n_made = 0
 
@@ -309,11 +309,127 @@ def test_a_vector_env_that_fails_loses_its_episodes_and_goes_on():
         made.start()
         Failing.n_made = 3
         batch = made.collect(8 * ENVS)
-        assert made.dropped_steps == 4 * ENVS
+        # Of its four steps, worlds 0 and 1 have finished episodes of three and four.
+        assert made.dropped_steps == 4 * ENVS - 3 - 4
         assert made.env_step == 8 * ENVS
         assert (batch["obs"][0] == 0).all()
         assert len(set(batch["episode_id"][0].tolist())) == ENVS
         assert torch.equal(batch["next_obs"], batch["obs"] + 1)
+
+
+@pytest.mark.parametrize("base", [Counter, NextStep, Disabled])
+@pytest.mark.parametrize("n_steps", [1, 4, 9])
+def test_failures_cost_and_count_as_much_as_on_the_host(monkeypatch, base, n_steps):
+    class Failing(base):
+        steps = 0
+
+        def step(self, actions):
+            self.steps += 1
+            if self.steps == 10:
+                raise RuntimeError("the simulator has failed")
+            return super().step(actions)
+
+    device, host = collector(Failing), on_the_host(monkeypatch, collector(Failing))
+    costs = []
+    for made in (device, host):
+        with made.env_manager as envs:
+            for _ in range(72 // n_steps):
+                batch = made.collect(n_steps * ENVS)
+                assert torch.equal(batch["next_obs"], batch["obs"] + 1)
+                lengths = 3 + torch.arange(ENVS).expand(n_steps, -1)
+                if base is not NextStep:  # no lane is filled from another one
+                    assert torch.equal(batch["done"], batch["next_obs"][..., 0] >= lengths)
+            costs.append((envs.restarts, envs.dropped_steps))
+    assert costs[0] == costs[1]
+    assert costs[0][0] > 3
+
+
+def test_envs_that_get_ahead_fill_the_lanes_of_others_and_keep_few_rows_waiting():
+    class Uneven(NextStep):
+        """World 0 spends every other step on a reset."""
+
+        n_rows = 0
+
+        def advance(self, state, action):
+            lengths = torch.tensor([1.0, *[50.0] * (ENVS - 1)])
+            self.n_rows += ENVS - int(self.pending.sum())
+            following = state + 1
+            return following, 0.5 * following[:, 0], following[:, 0] >= lengths
+
+    made, rows = collector(Uneven), []
+    with made.env_manager as envs:
+        for n_steps in [7, 2] * 40:
+            batch = made.collect(n_steps * ENVS)
+            in_lane = [set(ids.tolist()) for ids in batch["episode_id"].unbind(1)]
+            assert sum(map(len, in_lane)) == len(set.union(*in_lane))
+            names = ("episode_id", "obs", "next_obs", "done", "reward")
+            columns_of_rows = [batch[name].flatten().tolist() for name in names]
+            rows += zip(*columns_of_rows, strict=True)
+            assert made.episode_returns == [
+                0.25 * length * (length + 1) for length in made.episode_lengths
+            ]
+            assert set(made.episode_lengths) <= {1, 50}
+        assert made.waiting_steps < ENVS * (2 * 7 + 64 + 14)
+        (n_rows,) = envs.get_attr("n_rows")[:1]
+        assert len(rows) + made.waiting_steps == n_rows
+        assert made.env_step == len(rows)
+    episodes = {row[0]: [other[1:] for other in rows if other[0] == row[0]] for row in rows}
+    for episode in episodes.values():
+        seen = [obs for obs, *_ in episode]
+        assert seen == [seen[0] + step for step in range(len(seen))]
+        assert not any(done for _, _, done, _ in episode[:-1])
+    assert any(episode[0][0] > 0 for episode in episodes.values())  # one was split
+
+
+def test_steps_on_resets_that_all_envs_make_together_leave_nothing_behind():
+    class Even(NextStep):
+        def advance(self, state, action):
+            following = state + 1
+            return following, following[:, 0], following[:, 0] >= 2
+
+    made = collector(Even)
+    with made.env_manager:
+        for _ in range(5):
+            made.collect(3 * ENVS)
+        state = made.state_dict()["on_device"]
+    assert not state["columns"] and len(state["valid"]) == 0
+
+
+def test_rows_that_wait_have_the_iteration_in_which_the_policy_acted():
+    made = collector(NextStep)
+    with made.env_manager:
+        made.collect(12 * ENVS, train_iter=1)
+        n_waiting = made.waiting_steps
+        later = made.collect(12 * ENVS, train_iter=2)
+    assert 0 < int((later["collect_iter"] == 1).sum()) == n_waiting
+
+
+@pytest.mark.parametrize(
+    ("dtype", "of_space"),
+    [
+        (torch.bfloat16, np.float32),
+        (torch.float64, np.float32),
+        (torch.int64, np.float32),
+        (torch.bool, np.float32),
+        (torch.float32, np.float16),
+        (torch.float32, np.float64),
+    ],
+)
+@pytest.mark.parametrize("base", [Counter, NextStep, Disabled])
+def test_numbers_for_a_space_of_floats_get_its_dtype(base, dtype, of_space):
+    class Env(base):
+        single_observation_space = spaces.Box(0.0, np.inf, (1,), of_space)
+
+        def seen(self, state):
+            return super().seen(state).to(dtype)
+
+    made = collector(Env)
+    with made.env_manager:
+        batch = made.collect(4 * ENVS)
+        expected = torch.as_tensor(np.zeros(1, of_space)).dtype
+        assert batch["obs"].dtype == batch["next_obs"].dtype == expected
+        made.load_state_dict(made.state_dict())
+        assert made.collect(ENVS)["obs"].dtype == expected
 
 
 def test_a_vector_env_that_always_fails_ends_the_run():

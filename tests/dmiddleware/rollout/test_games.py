@@ -14,6 +14,7 @@ from dmiddleware.errors import (
     EnvProtocolError,
     EnvStateError,
     EnvTimeout,
+    PolicyOutputError,
     SpaceError,
 )
 from dmiddleware.policy import (
@@ -627,6 +628,46 @@ def test_joint_actions_of_agents_that_take_turns_are_discrete():
     with pytest.raises(SpaceError, match=r"team 'all' take turns.*such as PPO or SAC"):
         MAPPOPolicy.for_env(game["all"], seed=0)
     assert game["all"].env_num == 2  # for an algorithm of a single agent
+
+
+def rows_against(rule, team="red"):
+    game = make_duel()
+    other = {"red": "blue", "blue": "red"}[team]
+    cls = {"red": DQNPolicy, "blue": SACPolicy}[other]
+    rollout = TeamRollout(game, {team: rule, other: cls.for_env(game[other], seed=0)})
+    with game:
+        return rollout.collect(4)[other]
+
+
+@pytest.mark.parametrize(
+    ("team", "action", "message"),
+    [
+        ("red", 4, r"the action 4, which Discrete\(4\) does not have"),
+        ("red", -1, "the action -1"),
+        ("red", 1.5, "its dtype is float64"),
+        ("red", None, "its dtype is object"),
+        ("blue", 0.5, r"its shape is \(\), but the space has \(2,\)"),
+        ("blue", [0.0, 0.0, 0.0], r"its shape is \(3,\)"),
+    ],
+)
+def test_an_action_of_a_function_that_the_space_lacks_names_the_team(team, action, message):
+    with pytest.raises(PolicyOutputError, match=f"plays for team '{team}' returned .*{message}"):
+        rows_against(lambda obs, mask: action, team)
+
+
+def test_an_error_in_a_function_says_for_which_team_it_plays():
+    with pytest.raises(ZeroDivisionError) as caught:
+        rows_against(lambda obs, mask: 1 // 0)
+    assert caught.value.__notes__ == ["raised by the function that plays for team 'red'"]
+
+
+def test_a_function_that_takes_no_mask_is_refused_before_the_first_step():
+    game = make_duel()
+    with pytest.raises(ConfigError, match="team 'red' must take the observation and the action"):
+        against(game, "blue", {"red": lambda obs: 0})
+    assert game.closed
+    against(game, "blue", {"red": lambda *inputs: 0})
+    against(game, "blue", {"red": max})  # without a signature
 
 
 def test_a_frozen_team_with_memories_plays_as_where_it_is_called_step_by_step():
