@@ -361,8 +361,8 @@ class TeamEnvs(BaseEnvManager):
         spaces: Any = game.env_manager.observation_space
         self._joins_turns = joint and PRESENT in spaces.spaces
         self._can_wait = self._joins_turns and self._n_agent > 1
-        # Of joint envs whose agents take turns: whether their row has begun, and its rewards and
-        # who was truncated in it.
+        # Of joint envs whose agents take turns: whether their row has begun, its rewards, and
+        # whether an agent was truncated in it.
         self._is_begun = np.zeros(self.env_num, np.bool_)
         self._earned = np.zeros((self.env_num, self._n_agent))
         self._is_cut = np.zeros((self.env_num, self._n_agent), np.bool_)
@@ -510,7 +510,7 @@ class TeamEnvs(BaseEnvManager):
         truncated: BoolArray,
         abnormal: BoolArray,
     ) -> tuple[npt.NDArray[np.float32], BoolArray, BoolArray]:
-        """Return of the rows the rewards ``[E, A]``, who was truncated, and which are complete."""
+        """Return the rewards and truncations ``[E, A]`` of rows, and which rows are complete."""
         begun = self._is_begun = (self._is_begun | self.acts) & ~abnormal
         self._earned = np.where(begun[:, np.newaxis], self._earned + reward, 0.0)
         self._is_cut = (self._is_cut | truncated) & begun[:, np.newaxis]
