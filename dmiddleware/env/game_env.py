@@ -33,7 +33,7 @@ Teams: TypeAlias = Mapping[str, str | Sequence[str]]
 
 FLAGS: Final = "flags"
 """The key of what has just happened to the agents: ``[A, 3]``: whether a transition of theirs is
-complete, and whether they are terminated, or truncated, with it."""
+complete, and whether they have left terminated, or truncated."""
 
 PRESENT: Final = "present"
 """The key of who is in the game, ``[N]``, where agents take turns."""
@@ -76,10 +76,10 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
     ignored. The reward is ``[N] float64``.
 
     An agent's transition lasts from its action to its next one, or until it leaves, and has the sum
-    of its rewards meanwhile. Rewards before an agent's first action belong to that action; an agent
-    that never acts has none. An agent leaves where it is terminated or truncated, or not among the
-    env's agents any more, which counts as terminated. The game ends when nobody is left. It is
-    terminated if none of the last ones is truncated.
+    of its rewards meanwhile. Rewards before an agent's first action belong to that action; those of
+    an agent that never acts come when it leaves. An agent leaves where it is terminated or
+    truncated, or not among the env's agents any more, which counts as terminated. The game ends
+    when nobody is left. It is terminated if none of the last ones is truncated.
 
     Args:
         env: a PettingZoo env, parallel or turn-based (AEC), or an env with the methods of a
@@ -191,11 +191,16 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
         reward, is_cut = np.zeros(len(self._numbers)), False
         obs = self._observed(turn)
         flags = {agent: row for team in self.teams for agent, row in self._flag_rows(obs, team)}
-        for agent in sorted(self._open, key=self._numbers.__getitem__):
+        for agent in sorted({*self._open, *turn.ended}, key=self._numbers.__getitem__):
             leaves = agent in turn.ended or not turn.acts
             if leaves or agent in self._acts:
                 is_terminated = turn.ended.get(agent, True)
-                flags[agent][:] = True, leaves and is_terminated, leaves and not is_terminated
+                is_complete = agent in self._open
+                flags[agent][:] = (
+                    is_complete,
+                    leaves and is_terminated,
+                    leaves and not is_terminated,
+                )
                 is_cut |= leaves and not is_terminated
                 reward[self._numbers[agent]] = self._earned.pop(agent, 0.0)
                 self._open.discard(agent)
@@ -239,7 +244,7 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
             if len(names) > 1:
                 # A team that acts as one learns from what all of them see.
                 waiting = [agent for agent in names if agent in present and agent not in views]
-                views |= {agent: own_copy(self._env.observe(agent)) for agent in waiting}
+                views |= {agent: self._view_of_waiting(agent) for agent in waiting}
             absent = self._absent[team]
             obs[AGENTS][team] = tuple(
                 self._shown(views[agent]) if agent in views else absent for agent in names
@@ -253,6 +258,22 @@ class GameEnv(InnerAttributes, gym.Env[dict[str, Any], dict[str, Any]]):
         if self._masked:
             obs[ACTION_MASK] = {team: self._masks(team, turn) for team in self._masked}
         return obs
+
+    def _view_of_waiting(self, agent: Any) -> Any:
+        try:
+            view = self._env.observe(agent)
+        except Exception as error:
+            raise self._not_observed(agent, repr(error)) from error
+        if view is None:
+            raise self._not_observed(agent, "it returned None")
+        return own_copy(view)
+
+    def _not_observed(self, agent: Any, reason: str) -> EnvProtocolError:
+        return EnvProtocolError(
+            f"{self._env}.observe({agent!r}) failed while another agent acts: {reason}. A team of "
+            "several agents that take turns sees what those observe that wait; correct the env, or "
+            "give each agent a team of its own"
+        )
 
     def _shown(self, obs: Any) -> Any:
         return flat(bare(obs)) if self._flatten else bare(obs)
@@ -354,8 +375,11 @@ class _Turns:
         return self._next()
 
     def step(self, moves: Mapping[Any, Any]) -> _Turn:
+        present = list(self._env.agents)
         self._env.step(moves[self._env.agent_selection])
-        return self._next()
+        turn = self._next()
+        stay = {*self._env.agents, *turn.ended}
+        return turn._replace(ended={**turn.ended, **{a: True for a in present if a not in stay}})
 
     def _next(self) -> _Turn:
         """Let those leave whose game is over, until an agent acts."""

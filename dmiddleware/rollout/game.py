@@ -361,9 +361,11 @@ class TeamEnvs(BaseEnvManager):
         spaces: Any = game.env_manager.observation_space
         self._joins_turns = joint and PRESENT in spaces.spaces
         self._can_wait = self._joins_turns and self._n_agent > 1
-        # Of joint envs whose agents take turns: whether their row has begun, and its rewards.
+        # Of joint envs whose agents take turns: whether their row has begun, its rewards, and
+        # whether an agent was truncated in it.
         self._is_begun = np.zeros(self.env_num, np.bool_)
         self._earned = np.zeros((self.env_num, self._n_agent))
+        self._is_cut = np.zeros((self.env_num, self._n_agent), np.bool_)
         self._set_spaces(*self._probe_spaces())
         self.acts: BoolArray = np.ones(self.env_num, np.bool_)
         self._names: Sequence[str] = ()
@@ -398,7 +400,7 @@ class TeamEnvs(BaseEnvManager):
         manager = self._game.env_manager
         self._names = [str(agent) for agent in manager.get_attr("teams")[0][self.team]]
         self._clear_episodes()
-        self._is_begun[:], self._earned[:] = False, 0.0
+        self._is_begun[:], self._earned[:], self._is_cut[:] = False, 0.0, False
         self.show()
         self._has_missed = False
         obs: Any = manager.ready_obs
@@ -460,7 +462,9 @@ class TeamEnvs(BaseEnvManager):
             present = next_obs[AGENT_MASK]
             valid = closed.any(axis=1)
             if self._joins_turns:
-                reward, valid = self._rows_of_turns(next_all, reward, abnormal)
+                reward, truncated, valid = self._rows_of_turns(
+                    next_all, reward, truncated, abnormal
+                )
             done = valid & ~present.any(axis=1)
             is_cut = truncated.any(axis=1)
             # Nothing follows for those that have left, but for those that a limit has cut off.
@@ -469,7 +473,8 @@ class TeamEnvs(BaseEnvManager):
         else:
             abnormal = np.repeat(abnormal, self._n_agent)
             reward, valid = reward.reshape(-1), closed.reshape(-1)
-            terminated, truncated = terminated.reshape(-1), truncated.reshape(-1)
+            # One that leaves before it has acted has no row.
+            terminated, truncated = (flag.reshape(-1) & valid for flag in (terminated, truncated))
             done = terminated | truncated
         self._totals.add(None if valid.all() else np.flatnonzero(valid).tolist(), reward[valid])
         if abnormal.any():
@@ -499,18 +504,24 @@ class TeamEnvs(BaseEnvManager):
         )
 
     def _rows_of_turns(
-        self, next_obs: Any, reward: npt.NDArray[np.float32], abnormal: BoolArray
-    ) -> tuple[npt.NDArray[np.float32], BoolArray]:
-        """Return the rewards ``[E, A]`` of the rows that are complete, and which these are."""
-        self._is_begun = (self._is_begun | self.acts) & ~abnormal
-        self._earned += reward
-        self._earned[abnormal] = 0.0
+        self,
+        next_obs: Any,
+        reward: npt.NDArray[np.float32],
+        truncated: BoolArray,
+        abnormal: BoolArray,
+    ) -> tuple[npt.NDArray[np.float32], BoolArray, BoolArray]:
+        """Return the rewards and truncations ``[E, A]`` of rows, and which rows are complete."""
+        begun = self._is_begun = (self._is_begun | self.acts) & ~abnormal
+        self._earned = np.where(begun[:, np.newaxis], self._earned + reward, 0.0)
+        self._is_cut = (self._is_cut | truncated) & begun[:, np.newaxis]
         goes_on = self._of_agents(next_obs[PRESENT]).any(axis=1)
-        valid: BoolArray = self._is_begun & (self._acting(next_obs) | ~goes_on)
-        earned = np.where(valid[:, np.newaxis], self._earned, 0.0).astype(reward.dtype)
-        self._is_begun &= ~valid
-        self._earned[valid] = 0.0
-        return earned, valid
+        valid: BoolArray = begun & (self._acting(next_obs) | ~goes_on)
+        ends = valid[:, np.newaxis]
+        earned = np.where(ends, self._earned, 0.0).astype(reward.dtype)
+        is_cut: BoolArray = self._is_cut & ends
+        self._is_begun = begun & ~valid
+        self._earned[valid], self._is_cut[valid] = 0.0, False
+        return earned, is_cut, valid
 
     def _become_ready(self, obs: Any) -> None:
         """Show the observations of those that act next; the others keep what they acted on."""
@@ -578,6 +589,11 @@ class TeamEnvs(BaseEnvManager):
 
     def _by_agent(self, rows: NestedArrays) -> tuple[NestedArrays, ...]:
         """Return rows of these envs as each agent's, ``[E, …]``."""
+        if self._can_wait:
+            # The game does not have the action of waiting.
+            spaces: Any = self.action_space
+            ready: Any = self._ready_obs
+            rows = np.where(ready[ACTION_MASK][..., -1] != 0, spaces.start, rows)
         if self.is_joint:
             return tuple(
                 map_arrays(lambda array, at=agent: array[:, at], rows)
@@ -625,12 +641,13 @@ class TeamEnvs(BaseEnvManager):
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to continue the games; of one team, that leads, the games too."""
         self._require_open("state_dict")
+        begun = self._is_begun, self._earned, self._is_cut
         return {
             "game": self._game.state_of(self.team),
             "ready_obs": map_arrays(np.copy, self._ready_obs),
             "ready_infos": encode_infos(self._ready_rows()),
             "totals": self._totals.state_dict(),
-            "begun": (self._is_begun.copy(), self._earned.copy()) if self._joins_turns else None,
+            "begun": [a.copy() for a in begun] if self._joins_turns else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -642,7 +659,7 @@ class TeamEnvs(BaseEnvManager):
         self._ready_infos = decode_infos(state["ready_infos"])
         self._totals.load_state_dict(state["totals"])
         if self._joins_turns:
-            self._is_begun, self._earned = map(np.array, state["begun"])
+            self._is_begun, self._earned, self._is_cut = map(np.array, state["begun"])
         self.show()
         return True
 

@@ -106,6 +106,40 @@ class Auction(pettingzoo.AECEnv):
         self.agent_selection = self.agents[(place + 1) % len(self.agents)]
 
 
+class Exits(Auction):
+    """The auction with turns as given; those who have left are not asked any more.
+
+    Args:
+        turns: of each bid, the agent, and how others leave after it: "terminations",
+            "truncations", or "" for one that is no longer there.
+    """
+
+    def __init__(self, turns):
+        self.turns = turns
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.agent_selection = self.turns[0][0]
+
+    def step(self, action):
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(None)
+        else:
+            self._cumulative_rewards[agent] = 0.0
+            self.rewards = dict.fromkeys(self.agents, self.pays[agent])
+            self._accumulate_rewards()
+            for leaver, way in self.turns[self.t][1].items():
+                if way:
+                    getattr(self, way)[leaver] = True
+                else:
+                    self.agents.remove(leaver)
+            self.t += 1
+        leavers = [a for a in self.agents if self.terminations[a] or self.truncations[a]]
+        if self.agents:
+            self.agent_selection = leavers[0] if leavers else self.turns[self.t][0]
+
+
 class Telephone(pettingzoo.AECEnv):
     """The caller passes a number on, which the listener says; both earn 1 if nobody is wrong.
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pettingzoo
 import pytest
 import torch
 
-from dmiddleware.env import make_env_manager
+from dmiddleware.env import GameEnv, make_env_manager
 from dmiddleware.errors import (
     ConfigError,
+    EnvProtocolError,
     EnvStateError,
     EnvTimeout,
     PolicyOutputError,
@@ -42,7 +44,7 @@ from dmiddleware.rollout import (
 )
 from dmiddleware.tree import leaves
 from tests.dmiddleware.env.test_parallel_env import Relay
-from tests.dmiddleware.team_games import Auction, Duel, Solo, Telephone
+from tests.dmiddleware.team_games import Auction, Duel, Exits, Solo, Telephone
 
 TEAMS = {"red": "red_*", "blue": "blue_*"}
 SMALL = {"encoder_hidden_sizes": [8]}
@@ -534,6 +536,91 @@ def test_a_row_of_a_team_lasts_while_others_take_their_turns():
     assert rows["reward"].tolist() == [[0, 0], [111, 0], [101, 112]] * 2
     assert rows["terminated"].tolist() == [False, False, True] * 2
     assert returns == [(212 + 112) / 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("turns", "reward", "is_cut"),
+    [
+        # b leaves without a turn of its own.
+        ([("a", dict.fromkeys("abc", "terminations"))], [1, 1], [0, 0]),
+        ([("a", dict.fromkeys("abc", "truncations"))], [1, 1], [1, 1]),
+        (
+            [("a", {"a": "terminations"}), ("c", dict.fromkeys("bc", "truncations"))],
+            [1, 101],
+            [0, 1],
+        ),
+        # a leaves before b, in the same row.
+        (
+            [("a", {}), ("c", {"a": "truncations"}), ("c", dict.fromkeys("bc", "terminations"))],
+            [101, 201],
+            [1, 0],
+        ),
+    ],
+)
+def test_a_row_of_a_team_has_what_all_have_earned_who_wait_and_who_was_cut_off(
+    turns, reward, is_cut
+):
+    teams, kwargs = {"ab": ["a", "b"], "c": "c"}, {"turns": turns}
+    game = make_game(Exits, teams=teams, env_num=2, seed=0, env_kwargs=kwargs)
+    rows, returns = turns_of(MAPPOPolicy, game, 4, team="ab")
+    assert rows["reward"].reshape(-1, 2).tolist() == [reward] * 4
+    assert rows["next_obs"]["agent_mask"].reshape(-1, 2).tolist() == [is_cut] * 4
+    assert rows["truncated"].flatten().tolist() == [any(is_cut)] * 4
+    assert rows["done"].all()
+    assert returns == [sum(reward) / 2] * 4
+    # An agent that learns alone has no row without an action.
+    game = make_game(Exits, teams=teams, env_num=2, seed=0, env_kwargs=kwargs)
+    rows, _ = turns_of(PPOPolicy, game, 4, team="ab")
+    assert rows["reward"].tolist() == reward[:1] * 4
+    assert rows["truncated"].tolist() == [bool(is_cut[0])] * 4
+
+
+def test_an_agent_that_is_no_longer_there_has_left_a_game_in_which_agents_take_turns():
+    turns = [("b", {}), ("c", {"b": ""}), ("c", {}), ("c", {"a": "", "c": ""})]
+    env = GameEnv(Exits(turns), {"ab": ["a", "b"], "c": "c"})
+    env.reset(seed=0)
+    moves = {"ab": (0, 0), "c": (0,)}
+    flags = [env.step(moves)[0]["flags"]["ab"][1].tolist() for _ in range(3)]
+    assert flags == [[0, 0, 0], [1, 1, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_a_game_of_a_team_that_takes_turns_starts_anew_where_its_env_fails(start):
+    broken = []
+
+    class Once(Auction):
+        def action_space(self, agent):
+            return gym.spaces.Discrete(2, start=start)
+
+        def step(self, action):
+            if self.t == 2 and not broken:
+                broken.append(True)
+                raise RuntimeError("broken")
+            super().step(action)
+
+    game = make_game(Once, teams={"ab": ["a", "b"], "c": "c"}, env_num=1, seed=0)
+    rows, returns = turns_of(MAPPOPolicy, game, 6, team="ab")
+    assert broken
+    assert rows["reward"].tolist() == [[0, 0], [111, 0], [101, 112]] * 2
+    assert returns == [(212 + 112) / 2] * 2
+
+
+@pytest.mark.parametrize("answer", ["error", "none"])
+def test_an_env_whose_agents_see_nothing_while_they_wait_is_reported(answer):
+    class Blind(Auction):
+        def observe(self, agent):
+            if agent == self.agent_selection:
+                return super().observe(agent)
+            if answer == "none":
+                return None
+            raise KeyError(agent)
+
+    teams = {"a": "a", "rest": "[bc]"}
+    game = make_game(Blind, teams=teams, env_num=1, seed=0, max_retry=0)
+    with pytest.raises(EnvProtocolError, match=r"observe\('b'\) failed while.*a team of its own"):
+        turns_of(MAPPOPolicy, game, 1)
+    alone = make_game(Blind, teams={name: name for name in "abc"}, env_num=1, seed=0)
+    assert len(turns_of(PPOPolicy, alone, 2, team="b")[1]) >= 1
 
 
 def test_joint_actions_of_agents_that_take_turns_are_discrete():

@@ -509,3 +509,12 @@ def test_a_run_whose_env_has_no_id_is_played_in_one_that_is_named(env: str, tmp_
     result = ran("play", run)
     assert result.exit_code == 1 and "name one with --env" in result.output
     assert ran("play", run, "--env", "CartPole-v1", "--episodes", 1).exit_code == 0
+
+
+def test_a_policy_of_a_team_is_not_played_without_players_of_the_others(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    wrapper = "dmiddleware.env:GameEnv(teams={'a': 'red_*', 'b': 'blue_*'})"
+    game = ("--env", "dmiddleware.zoo.tag:Tag", "--wrapper", wrapper)
+    result = ran("play", run, *game, "--episodes", 1)
+    assert result.exit_code == 1, result.output
+    assert "game of teams" in result.output and "against(make_game" in result.output
