@@ -36,7 +36,7 @@ FLAGS: Final = "flags"
 complete, and whether they have left terminated, or truncated."""
 
 PRESENT: Final = "present"
-"""The key of who is in the game, ``[N]``, where agents take turns."""
+"""The key of whether agents are still in the game, ``[N]``, where they take turns."""
 
 
 class _Turn(NamedTuple):
