@@ -4,7 +4,9 @@ PPO on 4,096 worlds of a CartPole in torch, on one thread of the CPU, in turns w
 which are made for such simulators: the same worlds, networks, batches and epochs; 16 steps of all
 worlds, and then 8 updates of 16,384 rows. "Compiled" is each library's own way to compile: here the
 whole update and the network that collects, in the others the networks. The bars are for what is
-fastest in each library. On a GPU, what counts is what crosses the bus; the tests count that.
+fastest in each library. A step of collecting is also compared with its network, draw and worlds
+alone: the difference is what the host does besides. On a GPU, what counts is what crosses the bus;
+the tests count that.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ import importlib.util
 from typing import Any
 
 from tests.benchmarks.report import Row, interleaved
-from tests.benchmarks.rivals_on_device import LANES, STEPS, Ours, RslRl, Skrl
+from tests.benchmarks.rivals_on_device import LANES, STEPS, Alone, Ours, RslRl, Skrl
 
-REPEATS = 9
+REPEATS = 15
 TRAINING = f"PPO, {LANES:,} worlds"
 COLLECTING = f"collecting, {LANES:,} worlds"
 UNIT = "env steps/s"
 
 
 def rows() -> list[Row]:
-    """Measure against each library that is installed."""
-    measured = []
+    """Measure against each library that is installed, and against the least that a step takes."""
+    measured = [_step()]
     for package, rival in (("rsl_rl", RslRl), ("skrl", Skrl)):
         if importlib.util.find_spec(package) is None:
             note = f"{package} is not installed; `make bench` installs it"
@@ -37,6 +39,15 @@ def rows() -> list[Row]:
             _row(COLLECTING, rival, f"{package}, compiled", compiled=True, at_least=1.0)
         )
     return measured
+
+
+def _step() -> Row:
+    alone = Alone()
+    with Ours(learns=False) as ours:
+        pair = interleaved(ours.run, alone.run, repeats=REPEATS, warmup=3)
+    return Row.of_time(
+        f"a step of {LANES:,} worlds, eager", pair, calls=STEPS, against="network, draw and worlds"
+    )
 
 
 def _row(

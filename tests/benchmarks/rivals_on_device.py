@@ -92,6 +92,29 @@ class Ours:
         self._task.close()
 
 
+class Alone:
+    """The network, the draw of actions and the worlds in a loop: what a step cannot do without."""
+
+    def __init__(self) -> None:
+        self._worlds = PushCartPole(LANES)
+        self._obs, _ = self._worlds.reset(seed=0)
+        envs = make_env_manager(PushCartPole, env_num=1, mode="vector")
+        self._network = PPOPolicy.for_env(
+            envs, seed=0, model={"encoder_hidden_sizes": HIDDEN_SIZES}
+        ).model
+        self._generator = torch.Generator().manual_seed(0)
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Step as often as the others collect, and keep nothing."""
+        for _ in range(STEPS):
+            output = self._network(self._obs)
+            mean, std = output["mu"], output["sigma"]
+            action = torch.normal(mean, std, generator=self._generator)
+            torch.distributions.Normal(mean, std, validate_args=False).log_prob(action)
+            self._obs, *_ = self._worlds.step(action)
+
+
 class RslRl:
     """rsl_rl's runner, which it trains with itself; it looks for NaN in every step, as we do."""
 
