@@ -324,7 +324,8 @@ class MixedReplay(TakesSettings[MixedReplaySettings]):
         index = torch.as_tensor(index)
         priority = torch.as_tensor(priority, device=index.device)
         is_own = index >= 0
-        n_set, (own_is_uniform, shown_is_uniform) = 0, self._is_uniform
+        own_is_uniform, shown_is_uniform = self._is_uniform
+        n_set = 0
         if not own_is_uniform:
             n_set = self.own.update_priority(index[is_own], priority[is_own])
         if shown_is_uniform or is_own.all():

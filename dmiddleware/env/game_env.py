@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 import gymnasium as gym
 import numpy as np
@@ -26,7 +26,7 @@ from dmiddleware.env.team import ACTION_MASK, AGENT_MASK, AGENTS, STATE
 from dmiddleware.errors import ConfigError, EnvProtocolError, SpaceError
 from dmiddleware.registry import nearest
 
-__all__ = ["FLAGS", "PRESENT", "GameEnv", "Teams", "agents_of_teams"]
+__all__ = ["FLAGS", "PRESENT", "GameEnv", "Teams", "agents_of_teams", "is_game_space"]
 
 Teams: TypeAlias = Mapping[str, str | Sequence[str]]
 """The agents of each team: names, or patterns such as ``blue_*``."""
@@ -344,7 +344,7 @@ class _AtOnce:
             if is_terminated or is_truncated:
                 ended[agent] = is_terminated
         now = [agent for agent in self._now(obs) if agent not in ended]
-        ended |= {agent: True for agent in self._present if agent not in {*now, *ended}}
+        ended = _with_vanished(ended, self._present, now)
         self._present = now
         return _Turn(obs, rewards, ended, self._acting(obs), _known(infos, obs))
 
@@ -378,8 +378,7 @@ class _Turns:
         present = list(self._env.agents)
         self._env.step(moves[self._env.agent_selection])
         turn = self._next()
-        stay = {*self._env.agents, *turn.ended}
-        return turn._replace(ended={**turn.ended, **{a: True for a in present if a not in stay}})
+        return turn._replace(ended=_with_vanished(turn.ended, present, self._env.agents))
 
     def _next(self) -> _Turn:
         """Let those leave whose game is over, until an agent acts."""
@@ -396,6 +395,11 @@ class _Turns:
             ended[agent] = bool(terminated)
             env.step(None)
         return _Turn(obs, rewards, ended, [], infos)
+
+
+def is_game_space(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Dict]:
+    """Return whether this is the observation space of a :class:`GameEnv`."""
+    return isinstance(space, gym.spaces.Dict) and FLAGS in space.spaces
 
 
 def agents_of_teams(teams: Teams, agents: Sequence[Any]) -> dict[str, tuple[Any, ...]]:
@@ -499,6 +503,13 @@ def _flag(flags: Any, agent: Any) -> bool:
     if isinstance(flags, Mapping):
         return bool(flags.get(agent, False))
     return bool(flags)
+
+
+def _with_vanished(
+    ended: Mapping[Any, bool], before: Iterable[Any], now: Sequence[Any]
+) -> dict[Any, bool]:
+    """Return whether those that leave are terminated, as those are that are not there any more."""
+    return {agent: True for agent in before if agent not in now} | dict(ended)
 
 
 def _known(infos: Mapping[Any, Any], obs: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -150,8 +150,15 @@ class DeviceRollout:
     @property
     def n_waiting(self) -> int:
         """Rows that were made and that no call has returned yet."""
+        if self._waiting is None and not self._steps.valid:
+            return 0
+        return int(self._valid().sum())
+
+    def _valid(self) -> torch.Tensor:
+        """Return ``[k, E]``, which of the rows that wait, and then of the steps, are there."""
         waiting = [] if self._waiting is None else [self._waiting.valid]
-        return sum(int(valid.sum()) for valid in [*waiting, *self._steps.valid])
+        steps = [valid.unsqueeze(0) for valid in self._steps.valid]
+        return torch.cat([self._all_valid.unsqueeze(0)[:0], *waiting, *steps])
 
     def _begin_all(self, first_ids: torch.Tensor) -> None:
         self._episode_id = first_ids
@@ -227,9 +234,7 @@ class DeviceRollout:
         n_made = len(self._steps.valid)
         if self._is_regular or n_made < n_steps - self._expected:
             return n_steps - self._expected - n_made
-        waiting = [] if self._waiting is None else [self._waiting.valid]
-        valid = torch.cat([*waiting, *[valid.unsqueeze(0) for valid in self._steps.valid]])
-        self._counts = counts = valid.sum(0).cpu().numpy()
+        self._counts = counts = self._valid().sum(0).cpu().numpy()
         lacking, spare = _spare_lanes(counts, n_steps)
         if len(lacking) > len(spare):
             return n_steps - int(counts.min())
@@ -411,13 +416,10 @@ class DeviceRollout:
 
     def _take_all(self, first_new_id: int, train_iter: int) -> tuple[dict[str, Any], torch.Tensor]:
         """Take the rows that wait and those of this call, ``[k, E, …]``, and which are valid."""
-        parts: list[dict[str, Any]] = []
-        valid = [self._all_valid.unsqueeze(0)[:0]]
+        valid, parts = self._valid(), list[dict[str, Any]]()
         if self._waiting is not None:
             parts.append(dict(self._waiting.columns))
-            valid.append(self._waiting.valid)
         if self._steps.valid:
-            valid.append(torch.stack(self._steps.valid))
             steps = self._take_steps(first_new_id, train_iter)
             if self._lacks_final_obs and steps["done"][self._lacks_final_obs].any():
                 raise _no_final_obs()
@@ -429,7 +431,7 @@ class DeviceRollout:
                     missing = torch.full_like(part["done"], torch.nan, dtype=part["reward"].dtype)
                     part.setdefault(name, missing)
         columns = {name: cat([part[name] for part in parts]) for name in (parts or [{}])[0]}
-        return columns, torch.cat(valid)
+        return columns, valid
 
     def _take_rectangle(
         self, n_steps: int, first_new_id: int, train_iter: int
@@ -444,7 +446,7 @@ class DeviceRollout:
         begun_before = 0 if self._waiting is None else self._waiting.valid.shape[0]
         columns, valid = self._take_all(first_new_id + n_split, train_iter)
         n_begun = (columns["done"] & valid)[begun_before:].sum() + n_split
-        order = valid.logical_not().byte().argsort(dim=0, stable=True)
+        order = _oldest_first(valid)
         step, env = order[:n_steps].clone(), self._lanes.expand(n_steps, -1).clone()
         for at, (lane, source) in enumerate(zip(filled, sources, strict=True)):
             self._split(columns["episode_id"], order[n_steps:, source], source, first_new_id + at)
@@ -456,7 +458,7 @@ class DeviceRollout:
         counts[sources] -= n_steps
         self._wait_with(None)
         if most := int(counts.max()):
-            order = valid.logical_not().byte().argsort(dim=0, stable=True)[:most]
+            order = _oldest_first(valid)[:most]
             lanes = self._lanes.expand(most, -1)
             rest = {name: _rows_at(column, order, lanes) for name, column in columns.items()}
             self._wait_with(_Waiting(rest, valid[order, lanes]), int(counts.min()))
@@ -610,6 +612,11 @@ def _spare_lanes(counts: IdArray, n_steps: int) -> tuple[IdArray, IdArray]:
         n_steps: the rows of a lane.
     """
     return np.flatnonzero(counts < n_steps), np.flatnonzero(counts >= 2 * n_steps + SPARE_ROWS)
+
+
+def _oldest_first(valid: torch.Tensor) -> torch.Tensor:
+    """Return, for each env, the places of its rows that are there, and then of the others."""
+    return valid.logical_not().byte().argsort(dim=0, stable=True)
 
 
 def _no_final_obs() -> EnvProtocolError:

@@ -21,7 +21,7 @@ from dmiddleware.env import (
 from dmiddleware.env.batching import NestedArrays, map_arrays, replace_rows
 from dmiddleware.env.env_access import Access
 from dmiddleware.env.env_state import decode_infos, encode_infos
-from dmiddleware.env.game_env import FLAGS, PRESENT, GameEnv
+from dmiddleware.env.game_env import FLAGS, PRESENT, GameEnv, is_game_space
 from dmiddleware.env.pictures import Frame
 from dmiddleware.env.team import (
     ACTION_MASK,
@@ -134,7 +134,7 @@ class Game(Closing):
     def __init__(self, env_manager: BaseEnvManager) -> None:
         check_env_manager(env_manager, user="Game")
         space = env_manager.observation_space
-        if not isinstance(space, gym.spaces.Dict) or FLAGS not in space.spaces:
+        if not is_game_space(space):
             raise ConfigError(
                 f"Game takes an env manager of GameEnvs, but its envs observe {space}; make the "
                 'game with make_game(make_env, teams={"red": ["red_*"], …}, env_num=8)'
@@ -561,12 +561,12 @@ class TeamEnvs(BaseEnvManager):
     def _masks_of_turns(self, obs: Any, masks: npt.NDArray[np.int8] | None) -> npt.NDArray[np.int8]:
         """Return masks ``[E, A, n]`` that allow agents that wait the last action alone."""
         space: Any = self.observation_space
-        shape = (self.env_num, *space[ACTION_MASK].shape)
-        joined = np.zeros(shape, np.int8)
-        joined[..., :-1] = 1 if masks is None else masks
-        joined[self._of_agents(obs[PRESENT] > obs[AGENT_MASK])] = (
-            np.arange(shape[-1]) == shape[-1] - 1
-        )
+        waits = self._of_agents(obs[PRESENT] > obs[AGENT_MASK])
+        joined = np.ones((self.env_num, *space[ACTION_MASK].shape), np.int8)
+        if masks is not None:
+            joined[..., :-1] = masks
+        joined[waits] = 0
+        joined[..., -1] = waits
         return joined
 
     def _infos_of(self, obs: Any, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

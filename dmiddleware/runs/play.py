@@ -13,7 +13,7 @@ from typing import Any, Final
 from dmiddleware.command_line import arguments_with
 from dmiddleware.env import EnvSettings, make_env_manager
 from dmiddleware.env.env_record import recorded_env
-from dmiddleware.env.game_env import FLAGS
+from dmiddleware.env.game_env import is_game_space
 from dmiddleware.errors import ConfigError, RunFolderError
 from dmiddleware.policy import HasModes
 from dmiddleware.rollout import evaluate_episodes
@@ -125,7 +125,7 @@ def play(
         RegistryError: if no env is registered under the id.
     """
     with make_env_manager(env, env_num=min(n_episode, _MOST_ENVS), seed=seed) as envs:
-        if FLAGS in getattr(envs.observation_space, "spaces", {}):
+        if is_game_space(envs.observation_space):
             raise ConfigError(
                 "the env is a game of teams, which needs a player for each; play it in a program, "
                 "with load_policy, against(make_game(…), team, {…}) and evaluate_episodes"

@@ -477,15 +477,16 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         best = last = self._fresh_returns(evaluator, states[0], seed)
         if not _is_same_policy(*states):
             last = self._fresh_returns(evaluator, states[1], seed)
-            is_better = _mean(last) > _mean(best) and short(_mean(last)) != short(_mean(best))
+            mean_last, mean_best = _mean(last), _mean(best)
+            is_better = mean_last > mean_best and short(mean_last) != short(mean_best)
             if task.ctx.last_eval_iter < task.ctx.train_iter and is_better:
                 _log.warning(
                     "the last policy%s has a mean return of %s in fresh episodes, and the best "
                     "one %s: the run ended before the last one was evaluated. The last policy is "
                     "in %s; evaluate more often, so that it can be the best",
                     "" if part is None else f" of {part}",
-                    short(_mean(last)),
-                    short(_mean(best)),
+                    short(mean_last),
+                    short(mean_best),
                     _final_ckpt(self.run, part),
                 )
         return best, last

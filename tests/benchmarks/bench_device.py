@@ -5,7 +5,7 @@ which are made for such simulators: the same worlds, networks, batches and epoch
 worlds, and then 8 updates of 16,384 rows. "Compiled" is each library's own way to compile: here the
 whole update and the network that collects, in the others the networks. The bars are for what is
 fastest in each library. A step of collecting is also compared with its network, draw and worlds
-alone: the difference is what the host does besides. On a GPU, what counts is what crosses the bus;
+alone: the difference is the rest of the host's work. On a GPU, what counts is what crosses the bus;
 the tests count that.
 """
 

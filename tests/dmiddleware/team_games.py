@@ -53,7 +53,21 @@ class Duel:
         return obs, rewards, terminated, dict.fromkeys(actions, False), {}
 
 
-class Auction(pettingzoo.AECEnv):
+class Turns(pettingzoo.AECEnv):
+    """Base of games in which one agent acts after the other."""
+
+    def begin(self):
+        """Let all agents take part, and the first one act."""
+        self.agents = list(self.possible_agents)
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos = {agent: {} for agent in self.agents}
+        self.agent_selection = self.agents[0]
+
+
+class Auction(Turns):
     """Three agents bid in turn, and b leaves after its first bid; each bid pays all who are there.
 
     An action is not used. An agent earns 1 for each bid of a, 10 for b's, 100 for c's.
@@ -76,13 +90,7 @@ class Auction(pettingzoo.AECEnv):
     def reset(self, seed=None, options=None):
         self.t = 0
         self.paid = [0.0] * 3
-        self.agents = list(self.possible_agents)
-        for name, value in (("rewards", 0.0), ("_cumulative_rewards", 0.0)):
-            setattr(self, name, dict.fromkeys(self.agents, value))
-        self.terminations = dict.fromkeys(self.agents, False)
-        self.truncations = dict.fromkeys(self.agents, False)
-        self.infos = {agent: {} for agent in self.agents}
-        self.agent_selection = "a"
+        self.begin()
 
     def step(self, action):
         agent = self.agent_selection
@@ -140,7 +148,7 @@ class Exits(Auction):
             self.agent_selection = leavers[0] if leavers else self.turns[self.t][0]
 
 
-class Telephone(pettingzoo.AECEnv):
+class Telephone(Turns):
     """The caller passes a number on, which the listener says; both earn 1 if nobody is wrong.
 
     Args:
@@ -173,13 +181,7 @@ class Telephone(pettingzoo.AECEnv):
         if seed is not None:
             self.rng = np.random.default_rng(seed)
         self.number, self.word = int(self.rng.integers(self.numbers)), None
-        self.agents = list(self.possible_agents)
-        self.rewards = dict.fromkeys(self.agents, 0.0)
-        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
-        self.terminations = dict.fromkeys(self.agents, False)
-        self.truncations = dict.fromkeys(self.agents, False)
-        self.infos = {agent: {} for agent in self.agents}
-        self.agent_selection = "caller"
+        self.begin()
 
     def step(self, action):
         agent = self.agent_selection
