@@ -19,6 +19,7 @@ from dmiddleware.data import (
     save_dataset,
     to_numpy,
 )
+from dmiddleware.ding import close_door
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, DatasetError, SpaceError
 from dmiddleware.launch.cli import ditask
@@ -250,6 +251,7 @@ def test_names_beside_the_config_can_be_imported(tmp_path):
     ],
 )
 def test_an_unusable_config_file_is_refused(tmp_path, text, words):
+    close_door()  # collecting the tests of the door has opened it
     (tmp_path / "bad.py").write_text(text)
     with pytest.raises(ConfigError, match=words):
         read_config(tmp_path / "bad.py")
